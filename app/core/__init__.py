@@ -1,0 +1,1 @@
+"""Machinery that all roles share: how we reach PostgreSQL, S3 and RabbitMQ, and the statements on job state."""

@@ -1,0 +1,278 @@
+"""The only module that speaks to the object store: any S3, every call with its own deadline.
+
+Staging, results and health use separate clients, so that a store that hangs on one cannot take the slots of another.
+"""
+
+import asyncio
+import io
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import aioboto3
+import aiohttp
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
+
+from app.core.settings import Settings
+
+CONNECT_TIMEOUT_S = 2.0
+#: The smallest part that every S3 takes, except the last; also what one upload keeps in memory.
+PART_BYTES = 5 * 1024 * 1024
+#: DeleteObjects takes at most this many keys.
+DELETE_KEYS_MAX = 1000
+#: A probe that takes longer than this means "away".
+PROBE_TIMEOUT_S = 2.0
+
+SERVER_ERROR = 500
+
+_MISSING_CODES = frozenset({"NoSuchKey", "404", "NotFound", "NoSuchUpload"})
+_EXISTS_CODES = frozenset({"BucketAlreadyOwnedByYou", "BucketAlreadyExists"})
+
+
+class StoreUnavailableError(Exception):
+    """The object store did not answer in time, refused, or has no room. The outcome of a write is unknown."""
+
+
+class ObjectMissingError(Exception):
+    """There is no object under this key."""
+
+
+class ObjectTooLargeError(Exception):
+    """The object is larger than the caller allowed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSettings:
+    """How one process reaches the object store."""
+
+    endpoint_url: str
+    public_url: str
+    region: str
+    bucket: str
+    access_key: str
+    secret_key: str
+    timeout_s: float
+    connections_max: int
+
+
+def store_settings(settings: Settings, *, connections_max: int | None = None) -> StoreSettings:
+    """Return the store's part of the settings."""
+    return StoreSettings(
+        endpoint_url=settings.s3_endpoint_url,
+        public_url=settings.s3_public_url or settings.s3_endpoint_url,
+        region=settings.s3_region,
+        bucket=settings.s3_bucket,
+        access_key=settings.s3_access_key.get_secret_value(),
+        secret_key=settings.s3_secret_key.get_secret_value(),
+        timeout_s=settings.s3_timeout_s,
+        connections_max=connections_max or settings.s3_connections_max,
+    )
+
+
+class ObjectStore:
+    """One bucket. Open it with `async with ObjectStore.open(settings)`; its clients live as long as the process."""
+
+    def __init__(self, settings: StoreSettings, *, client: Any, health_client: Any, public_client: Any) -> None:
+        self._settings = settings
+        self._client = client
+        self._health = health_client
+        self._public = public_client
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, settings: StoreSettings) -> AsyncIterator[Self]:
+        """Open the clients; no call is made, so the store may still be away."""
+        session = aioboto3.Session(
+            aws_access_key_id=settings.access_key,
+            aws_secret_access_key=settings.secret_key,
+            region_name=settings.region,
+        )
+        async with AsyncExitStack() as stack:
+
+            async def client(url: str, connections: int) -> Any:
+                config = _client_config(settings, connections=connections)
+                return await stack.enter_async_context(session.client("s3", endpoint_url=url, config=config))
+
+            yield cls(
+                settings,
+                client=await client(settings.endpoint_url, settings.connections_max),
+                health_client=await client(settings.endpoint_url, 2),
+                public_client=await client(settings.public_url, 1),
+            )
+
+    async def ensure_bucket(self) -> None:
+        """Create the bucket when it is not there."""
+        try:
+            async with self._call():
+                await self._client.create_bucket(Bucket=self._settings.bucket)
+        except ClientError as error:
+            if _code(error) not in _EXISTS_CODES:
+                raise
+
+    async def probe(self) -> bool:
+        """Return whether the store answers for our bucket right now."""
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT_S), self._call():
+                await self._health.head_bucket(Bucket=self._settings.bucket)
+        except (StoreUnavailableError, ObjectMissingError, TimeoutError, ClientError):
+            return False
+        return True
+
+    async def put(self, key: str, body: bytes | io.BytesIO, *, media_type: str) -> None:
+        """Write an object whole."""
+        async with self._call():
+            await self._client.put_object(Bucket=self._settings.bucket, Key=key, Body=body, ContentType=media_type)
+
+    async def get(self, key: str, *, bytes_max: int) -> bytes:
+        """Return an object's bytes.
+
+        Raises:
+            ObjectMissingError: there is none.
+            ObjectTooLargeError: it is larger than `bytes_max`.
+        """
+        async with self._call():
+            answer = await self._client.get_object(Bucket=self._settings.bucket, Key=key)
+            async with answer["Body"] as stream:
+                if answer["ContentLength"] > bytes_max:
+                    raise ObjectTooLargeError(key)
+                body: bytes = await stream.read()
+                return body
+
+    async def copy(self, source_key: str, key: str, *, media_type: str) -> None:
+        """Copy inside the store; the bytes do not pass through this process."""
+        async with self._call():
+            await self._client.copy_object(
+                Bucket=self._settings.bucket,
+                Key=key,
+                CopySource={"Bucket": self._settings.bucket, "Key": source_key},
+                ContentType=media_type,
+                MetadataDirective="REPLACE",
+            )
+
+    async def exists(self, key: str) -> bool:
+        """Return whether an object is there."""
+        try:
+            async with self._call():
+                await self._client.head_object(Bucket=self._settings.bucket, Key=key)
+        except ObjectMissingError:
+            return False
+        return True
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        """Delete objects; missing ones are fine. At most `DELETE_KEYS_MAX` keys."""
+        if not keys:
+            return
+        async with self._call():
+            answer = await self._client.delete_objects(
+                Bucket=self._settings.bucket,
+                Delete={"Objects": [{"Key": key} for key in keys], "Quiet": True},
+            )
+        if answer.get("Errors"):
+            raise StoreUnavailableError("some objects could not be deleted")
+
+    async def list_keys(self, prefix: str, *, keys_max: int) -> list[str]:
+        """Return up to `keys_max` keys under a prefix."""
+        keys: list[str] = []
+        token: dict[str, str] = {}
+        while len(keys) < keys_max:
+            async with self._call():
+                answer = await self._client.list_objects_v2(
+                    Bucket=self._settings.bucket, Prefix=prefix, MaxKeys=min(keys_max, 1000), **token
+                )
+            keys += [item["Key"] for item in answer.get("Contents", [])]
+            if not answer.get("IsTruncated"):
+                break
+            token = {"ContinuationToken": answer["NextContinuationToken"]}
+        return keys[:keys_max]
+
+    async def start_multipart(self, key: str, *, media_type: str) -> str:
+        """Begin a multipart upload and return its id."""
+        async with self._call():
+            answer = await self._client.create_multipart_upload(
+                Bucket=self._settings.bucket, Key=key, ContentType=media_type
+            )
+        return str(answer["UploadId"])
+
+    async def put_part(self, key: str, *, upload_id: str, number: int, body: io.BytesIO) -> str:
+        """Write one part (numbers from 1) and return its ETag."""
+        async with self._call():
+            answer = await self._client.upload_part(
+                Bucket=self._settings.bucket, Key=key, UploadId=upload_id, PartNumber=number, Body=body
+            )
+        return str(answer["ETag"])
+
+    async def finish_multipart(self, key: str, *, upload_id: str, etags: Sequence[str]) -> None:
+        """Join the parts, in order, to one object."""
+        parts = [{"ETag": etag, "PartNumber": number} for number, etag in enumerate(etags, start=1)]
+        async with self._call():
+            await self._client.complete_multipart_upload(
+                Bucket=self._settings.bucket, Key=key, UploadId=upload_id, MultipartUpload={"Parts": parts}
+            )
+
+    async def abort_multipart(self, key: str, *, upload_id: str) -> None:
+        """Give up one multipart upload; one that is not there is fine."""
+        try:
+            async with self._call():
+                await self._client.abort_multipart_upload(Bucket=self._settings.bucket, Key=key, UploadId=upload_id)
+        except ObjectMissingError:
+            return
+
+    async def abort_multiparts_of(self, prefix: str) -> int:
+        """Give up every unfinished multipart upload under a prefix; returns how many."""
+        async with self._call():
+            answer = await self._client.list_multipart_uploads(Bucket=self._settings.bucket, Prefix=prefix)
+        uploads = answer.get("Uploads", [])
+        for upload in uploads:
+            await self.abort_multipart(upload["Key"], upload_id=upload["UploadId"])
+        return len(uploads)
+
+    async def presigned_get(self, key: str, *, expires_s: int) -> str:
+        """Return a link on the public address that opens the object until it expires; no call is made."""
+        return str(
+            await self._public.generate_presigned_url(
+                "get_object", Params={"Bucket": self._settings.bucket, "Key": key}, ExpiresIn=expires_s
+            )
+        )
+
+    @asynccontextmanager
+    async def _call(self) -> AsyncIterator[None]:
+        # The client's own read timeout does not bound a PUT (it waits for "100 Continue" without one), so every
+        # call has a deadline around it.
+        try:
+            async with asyncio.timeout(self._settings.timeout_s):
+                yield
+        except ClientError as error:
+            if _code(error) in _MISSING_CODES:
+                raise ObjectMissingError(_code(error)) from error
+            if _status(error) >= SERVER_ERROR:
+                raise StoreUnavailableError("the store refused") from error
+            raise
+        except (BotoCoreError, HTTPClientError, aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise StoreUnavailableError("the store did not answer") from error
+
+
+def _client_config(settings: StoreSettings, *, connections: int) -> Config:
+    plain_http = urlsplit(settings.endpoint_url).scheme == "http"
+    return Config(
+        # SigV2, the default of presigned links, does not sign the host.
+        signature_version="s3v4",
+        connect_timeout=CONNECT_TIMEOUT_S,
+        read_timeout=settings.timeout_s,
+        max_pool_connections=connections,
+        retries={"mode": "standard", "total_max_attempts": 2},
+        # Old stores keep the framing of trailing checksums inside the object; our own SHA-256 is compared instead.
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        s3={"addressing_style": "path", "payload_signing_enabled": plain_http},
+    )
+
+
+def _code(error: ClientError) -> str:
+    return str(error.response.get("Error", {}).get("Code", ""))
+
+
+def _status(error: ClientError) -> int:
+    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))

@@ -1,0 +1,148 @@
+"""Settings of all roles: parsed once from `SPILLWAY_*` at start, frozen, passed in parts, never global.
+
+`.env.example` documents each variable with its unit, default and effect; a test holds the two together.
+"""
+
+from typing import Literal, Self
+
+from pydantic import Field, SecretStr, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from app.core.crashpoints import CrashPoint
+from contracts.images import ImageLimits, TransformParams
+
+PREFIX = "SPILLWAY_"
+
+
+class Settings(BaseSettings):
+    """Everything a role can be told. A bad value ends the start with the variable's name."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore")
+
+    # Servers
+    database_url: SecretStr = SecretStr("postgresql://spillway@127.0.0.1:5432/spillway")
+    database_listen_url: SecretStr | None = None
+    database_pool_connections_max: int = Field(default=16, ge=2, le=200)
+    database_acquire_timeout_s: float = Field(default=2.0, gt=0, le=60)
+    database_statement_timeout_s: float = Field(default=2.0, gt=0, le=5)
+    broker_url: SecretStr = SecretStr("amqp://guest:guest@127.0.0.1:5672/")
+    broker_prefix: str = Field(default="spillway", pattern=r"^[a-z][a-z0-9_-]{0,40}$")
+    broker_timeout_s: float = Field(default=5.0, gt=0, le=60)
+    broker_heartbeat_s: int = Field(default=5, ge=1, le=60)
+    s3_endpoint_url: str = "http://127.0.0.1:8333"
+    s3_public_url: str | None = None
+    s3_region: str = "us-east-1"
+    s3_bucket: str = Field(default="spillway", min_length=3, max_length=63)
+    s3_access_key: SecretStr = SecretStr("")
+    s3_secret_key: SecretStr = SecretStr("")
+    s3_timeout_s: float = Field(default=10.0, gt=0, le=300)
+    s3_connections_max: int = Field(default=64, ge=2, le=1000)
+
+    # HTTP edge
+    api_host: str = "127.0.0.1"
+    api_port: int = Field(default=8080, ge=1, le=65535)
+    api_processes: int = Field(default=1, ge=1, le=64)
+    api_metrics_dir: str | None = None
+    upload_bytes_max: int = Field(default=ImageLimits().source_bytes_max, ge=1, le=1024**3)
+    upload_deadline_s: float = Field(default=120.0, gt=0, le=3600)
+    upload_lease_s: float = Field(default=15.0, ge=1, le=600)
+    upload_rate_bytes_per_s_min: int = Field(default=4096, ge=0)
+    upload_idle_s_max: float = Field(default=10.0, gt=0, le=600)
+    uploads_in_flight_max: int = Field(default=256, ge=1, le=10_000)
+    header_bytes_max: int = Field(default=16 * 1024, ge=1024, le=65536)
+    token_cache_s: float = Field(default=5.0, ge=0, le=300)
+    token_cache_entries_max: int = Field(default=10_000, ge=1)
+    result_link_s: int = Field(default=900, ge=60, le=86_400)
+
+    # Admission
+    admission_policy: Literal["none", "count"] = "count"
+    admission_jobs_max: int | None = Field(default=None, ge=1)
+    admission_staging_bytes_max: int = Field(default=8 * 1024**3, ge=1)
+    admission_snapshot_s: float = Field(default=0.25, gt=0, le=5)
+
+    # Jobs
+    job_deadline_s: float = Field(default=86_400.0, gt=0)
+    job_lease_s: float = Field(default=30.0, ge=2, le=3600)
+    job_attempts_max: int = Field(default=5, ge=1, le=100)
+    retry_base_s: float = Field(default=1.0, gt=0)
+    retry_cap_s: float = Field(default=60.0, gt=0)
+
+    # Worker
+    worker_concurrency: int = Field(default=2, ge=1, le=256)
+    worker_prefetch: int | None = Field(default=None, ge=1, le=2000)
+    worker_children: int | None = Field(default=None, ge=1, le=256)
+    worker_children_nice: int = Field(default=5, ge=0, le=19)
+    worker_stop_grace_s: float = Field(default=20.0, gt=0, le=3600)
+
+    # Relay
+    relay_batch_rows: int = Field(default=100, ge=1, le=1000)
+    relay_poll_s: float = Field(default=1.0, gt=0, le=60)
+    relay_lease_s: float = Field(default=10.0, ge=1, le=600)
+
+    # Janitor
+    janitor_interval_s: float = Field(default=1.0, gt=0, le=60)
+    janitor_rows_max: int = Field(default=200, ge=1, le=1000)
+
+    # Every role
+    metrics_host: str = "127.0.0.1"
+    metrics_port: int = Field(default=0, ge=0, le=65535)
+    stop_grace_s: float = Field(default=10.0, gt=0, le=600)
+    process_seen_s: float = Field(default=2.0, gt=0, le=60)
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    crash_point: CrashPoint | None = None
+
+    # Images
+    image_pixels_max: int = Field(default=ImageLimits().pixels_max, ge=1)
+    image_avif_pixels_max: int = Field(default=ImageLimits().avif_pixels_max, ge=1)
+    image_side_px_max: int = Field(default=ImageLimits().side_px_max, ge=1)
+    image_cpu_s_max: float = Field(default=ImageLimits().cpu_s_max, gt=0)
+    image_wall_s_max: float = Field(default=ImageLimits().wall_s_max, gt=0)
+    image_memory_bytes_max: int = Field(default=ImageLimits().memory_bytes_max, ge=64 * 1024**2)
+    webp_effort: int = Field(default=TransformParams().webp_effort, ge=0, le=6)
+    webp_quality: int = Field(default=TransformParams().webp_quality, ge=1, le=100)
+    jpeg_quality: int = Field(default=TransformParams().jpeg_quality, ge=1, le=100)
+    master_side_px_max: int = Field(default=TransformParams().master_side_px_max, ge=128, le=4096)
+
+    @model_validator(mode="after")
+    def _prefetch_covers_concurrency(self) -> Self:
+        if self.worker_prefetch is not None and self.worker_prefetch < self.worker_concurrency:
+            raise ValueError(
+                f"{PREFIX}WORKER_PREFETCH must be at least {PREFIX}WORKER_CONCURRENCY "
+                f"({self.worker_prefetch} < {self.worker_concurrency})"
+            )
+        return self
+
+    @property
+    def prefetch(self) -> int:
+        """Unacked deliveries per worker process."""
+        return self.worker_prefetch or self.worker_concurrency
+
+    def image_limits(self) -> ImageLimits:
+        """Return the limits of one image."""
+        return ImageLimits(
+            source_bytes_max=self.upload_bytes_max,
+            pixels_max=self.image_pixels_max,
+            avif_pixels_max=self.image_avif_pixels_max,
+            side_px_max=self.image_side_px_max,
+            cpu_s_max=self.image_cpu_s_max,
+            wall_s_max=self.image_wall_s_max,
+            memory_bytes_max=self.image_memory_bytes_max,
+        )
+
+    def transform_params(self) -> TransformParams:
+        """Return the parameters that decide the variants' bytes."""
+        return TransformParams(
+            master_side_px_max=self.master_side_px_max,
+            jpeg_quality=self.jpeg_quality,
+            webp_quality=self.webp_quality,
+            webp_effort=self.webp_effort,
+        )
+
+
+def load_settings() -> Settings:
+    """Parse the environment once.
+
+    Raises:
+        pydantic.ValidationError: a variable is out of its range; the message names it.
+    """
+    return Settings()

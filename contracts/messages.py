@@ -1,0 +1,37 @@
+"""The message between relay and worker, and the names of the broker's objects."""
+
+from typing import Literal
+from uuid import UUID
+
+from pydantic import BaseModel, ConfigDict
+
+#: Bumped with every incompatible change of the body; a worker parks what it does not know.
+MESSAGE_VERSION = 1
+
+#: The version of the pipeline that a job is made for.
+PIPELINE_VERSION = 1
+
+
+class JobMessage(BaseModel):
+    """Tells a worker to look at one job. Ids only: no bytes, no credentials; the row decides what happens."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    version: Literal[1] = 1
+    job_id: UUID
+    pipeline_version: int = PIPELINE_VERSION
+
+
+def jobs_queue(prefix: str) -> str:
+    """Name of the quorum queue that workers consume. Versioned: redeclaring with other arguments fails."""
+    return f"{prefix}.jobs.v1"
+
+
+def dead_letter_queue(prefix: str) -> str:
+    """Name of the queue that takes what the broker gave up on."""
+    return f"{prefix}.jobs.v1.dead"
+
+
+def dead_letter_exchange(prefix: str) -> str:
+    """Name of the exchange in front of the dead-letter queue."""
+    return f"{prefix}.jobs.v1.dlx"

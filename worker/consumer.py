@@ -1,0 +1,159 @@
+"""The worker role: sessions with the broker, a fixed number of slots, and how both stop.
+
+While a server is away the worker holds no deliveries: its session is closed until a probe of each server succeeds.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from app.core import telemetry
+from app.core.jobstore import JobStore
+from app.core.postgres import DatabaseUnavailableError
+from app.core.processes import ProcessReport
+from app.core.rabbit import BrokerSession, BrokerSettings, BrokerUnavailableError, Delivery, pause_before_reconnect
+from app.core.role import first_of, wait_or_stop
+from worker.hands import Hands
+from worker.life import AttemptCost, Life
+from worker.outcome import HandBack
+
+log = telemetry.logger()
+
+#: Weight of the newest job in the moving means that capacity is estimated from.
+MEAN_WEIGHT = 0.1
+#: Pause between two probes of a server that is away.
+PROBE_PAUSE_S = 0.5
+#: What was interrupted at the end of the grace is settled within this long.
+LAST_SETTLES_S = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerSettings:
+    """How one worker process consumes: jobs in work, unacknowledged deliveries, time to finish on a stop."""
+
+    concurrency: int
+    prefetch: int
+    stop_grace_s: float
+
+
+class Consumer:
+    """One worker process's sessions and slots."""
+
+    def __init__(
+        self, settings: ConsumerSettings, *, broker: BrokerSettings, life: Life, hands: Hands, jobs: JobStore
+    ) -> None:
+        self._settings = settings
+        self._broker = broker
+        self._life = life
+        self._hands = hands
+        self._jobs = jobs
+        # The broker's prefetch bounds it: it never sends more than that unacknowledged.
+        self._deliveries: asyncio.Queue[Delivery] = asyncio.Queue(maxsize=settings.prefetch)
+        self._server_away = asyncio.Event()
+        self._stopping = False
+        self._busy = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._connected = False
+        self._job_wall_s: float | None = None
+        self._job_cpu_s: float | None = None
+
+    def report(self) -> ProcessReport:
+        """Return what this worker says of itself to the register."""
+        return ProcessReport(
+            broker_ok=self._connected,
+            slots=self._settings.concurrency,
+            prefetch=self._settings.prefetch,
+            unacked=self._busy + self._deliveries.qsize(),
+            job_wall_s=self._job_wall_s,
+            job_cpu_s=self._job_cpu_s,
+        )
+
+    async def run(self, stop: asyncio.Event, *, probe: Callable[[], Awaitable[bool]]) -> None:
+        """Consume until told to stop; then finish or hand back what is in hand, within the grace."""
+        slots = [asyncio.create_task(self._slot()) for _ in range(self._settings.concurrency)]
+        try:
+            while not stop.is_set():
+                if not await self._servers_answer(stop, probe):
+                    break
+                with contextlib.suppress(BrokerUnavailableError):
+                    await self._session(stop)
+                await pause_before_reconnect(stop)
+        finally:
+            self._stopping = True
+            for slot in slots:
+                slot.cancel()
+            await asyncio.gather(*slots, return_exceptions=True)
+
+    async def _servers_answer(self, stop: asyncio.Event, probe: Callable[[], Awaitable[bool]]) -> bool:
+        """Wait until database and store answer; then give back the claims whose answers were lost."""
+        while not stop.is_set():
+            if await probe():
+                try:
+                    await self._jobs.hand_back_unheld(worker_id=self._life.worker_id, held_ids=self._hands.held_ids())
+                except DatabaseUnavailableError:
+                    continue
+                self._server_away.clear()
+                return True
+            await wait_or_stop(stop, PROBE_PAUSE_S)
+        return False
+
+    async def _session(self, stop: asyncio.Event) -> None:
+        async with BrokerSession.open(self._broker) as session:
+            self._forget_deliveries()
+            await session.consume(prefetch=self._settings.prefetch, on_delivery=self._deliveries.put_nowait)
+            self._connected = True
+            log.info("worker.consuming", prefetch=self._settings.prefetch)
+            try:
+                await first_of(stop, session.closed, self._server_away)
+                if stop.is_set():
+                    await self._wind_down(session)
+            finally:
+                self._connected = False
+
+    async def _wind_down(self, session: BrokerSession) -> None:
+        """Take no more, finish what runs within the grace, hand back the rest: neither costs an attempt."""
+        self._stopping = True
+        with contextlib.suppress(BrokerUnavailableError):
+            await session.stop_consuming()
+        if not await self._idle_within(self._settings.stop_grace_s):
+            self._hands.interrupt_all(HandBack("stopping"))
+            await self._idle_within(LAST_SETTLES_S)
+
+    async def _idle_within(self, timeout_s: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        return self._idle.is_set()
+
+    async def _slot(self) -> None:
+        while True:
+            delivery = await self._deliveries.get()
+            if self._stopping or self._server_away.is_set() or not delivery.live:
+                continue  # unacknowledged: it goes back to the queue when its session closes
+            self._busy += 1
+            self._idle.clear()
+            try:
+                self._learn(await self._life.run(delivery))
+            except DatabaseUnavailableError:
+                self._server_away.set()
+            finally:
+                self._busy -= 1
+                if not self._busy:
+                    self._idle.set()
+
+    def _learn(self, result: object) -> None:
+        if isinstance(result, AttemptCost):
+            self._job_wall_s = _moving_mean(self._job_wall_s, result.wall_s)
+            self._job_cpu_s = _moving_mean(self._job_cpu_s, result.cpu_s)
+        elif isinstance(result, HandBack) and not self._stopping:
+            self._server_away.set()
+
+    def _forget_deliveries(self) -> None:
+        while not self._deliveries.empty():
+            self._deliveries.get_nowait()
+
+
+def _moving_mean(mean: float | None, value: float) -> float:
+    return value if mean is None else mean + MEAN_WEIGHT * (value - mean)

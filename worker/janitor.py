@@ -1,0 +1,216 @@
+"""The janitor role: puts right what crashes leave behind. Any number may run: every sweep is guarded and bounded."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from uuid import UUID
+
+from app.core import telemetry
+from app.core.backlog import Backlog, Census
+from app.core.clock import Monotonic
+from app.core.objects import ObjectStore, StoreUnavailableError
+from app.core.postgres import DatabaseUnavailableError
+from app.core.processes import ProcessRegister, ProcessReport
+from app.core.rabbit import BrokerSession, BrokerSettings, BrokerUnavailableError, pause_before_reconnect
+from app.core.role import first_of, wait_or_stop
+from contracts.jobs import JobState
+from contracts.keys import staging_key
+from worker.patience import Patience
+
+log = telemetry.logger()
+
+RESCUED = telemetry.counter("janitor_rescued", "Jobs whose lease ran out, by where they went.", "state")
+DROPPED = telemetry.counter("janitor_dropped_uploads", "Reservations whose lease ran out.")
+ANNOUNCED = telemetry.counter("janitor_announced_again", "Published jobs whose message was taken for lost.")
+DEAD_LETTERS = telemetry.counter("janitor_dead_letters", "Messages taken from the dead-letter queue.", "kind")
+CLEARED = telemetry.counter("janitor_cleared_staging", "Staging objects deleted.")
+
+JOBS = telemetry.gauge("jobs", "Unfinished jobs.", "state")
+PLACES = telemetry.gauge("places_held", "Admitted and unfinished jobs, by the admission books.")
+STAGING = telemetry.gauge("staging_bytes", "Bytes in staging, by the admission books.")
+OLDEST_UNSTARTED = telemetry.gauge("oldest_unstarted_seconds", "Age of the oldest accepted job not yet started.")
+OLDEST_UNPUBLISHED = telemetry.gauge("oldest_unpublished_seconds", "Age of the oldest due announcement.")
+CAPACITY = telemetry.gauge("capacity_jobs_per_second", "Measured capacity of the live workers.")
+
+UNFINISHED_SHOWN = (JobState.UPLOADING, JobState.QUEUED, JobState.PROCESSING, JobState.CANCELLING)
+
+#: Messages are taken for lost after this many sweeps in a row that found too few.
+SHORT_SWEEPS = 2
+#: At most this many jobs are announced again, and dead letters taken in, per sweep.
+ANNOUNCE_ROWS_MAX = 100
+DEAD_LETTERS_MAX = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JanitorSettings:
+    """How often and how much is swept."""
+
+    interval_s: float
+    job_lease_s: float
+    upload_lease_s: float
+
+
+class Janitor:
+    """One janitor process."""
+
+    def __init__(
+        self,
+        settings: JanitorSettings,
+        *,
+        backlog: Backlog,
+        register: ProcessRegister,
+        objects: ObjectStore,
+        broker: BrokerSettings,
+        clock: Monotonic,
+    ) -> None:
+        self._settings = settings
+        self._backlog = backlog
+        self._register = register
+        self._objects = objects
+        self._broker = broker
+        self._session: BrokerSession | None = None
+        self._short_sweeps = 0
+        self._job_patience = Patience(lease_s=settings.job_lease_s, clock=clock)
+        self._upload_patience = Patience(lease_s=settings.upload_lease_s, clock=clock)
+
+    def report(self) -> ProcessReport:
+        """Return what this janitor says of itself to the register."""
+        return ProcessReport(broker_ok=self._session is not None)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Sweep until told to stop; a broker that is away holds back only what needs it."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._keep_session(stop))
+            while not await wait_or_stop(stop, self._settings.interval_s):
+                await self._sweep()
+
+    async def refresh_gauges(self) -> None:
+        """Set the gauges from the database, for a scrape; keeps the old values when it does not answer."""
+        with contextlib.suppress(DatabaseUnavailableError):
+            jobs = await self._backlog.jobs_by_state()
+            ages = await self._backlog.ages()
+            snapshot = await self._register.snapshot()
+            for state in UNFINISHED_SHOWN:
+                JOBS.labels(state.value).set(jobs.get(state, 0))
+            OLDEST_UNSTARTED.set(ages.unstarted_s)
+            OLDEST_UNPUBLISHED.set(ages.unpublished_s)
+            PLACES.set(snapshot.jobs_held)
+            STAGING.set(snapshot.staging_bytes)
+            CAPACITY.set(snapshot.jobs_per_s)
+
+    async def _sweep(self) -> None:
+        steps: tuple[Callable[[], Awaitable[None]], ...] = (
+            self._estimate_capacity,
+            self._rescue,
+            self._drop_stale_uploads,
+            self._fail_overdue,
+            self._clear_staging,
+            self._delete_dropped,
+            self._find_lost_messages,
+            self._take_dead_letters,
+        )
+        for step in steps:
+            try:
+                await step()
+            except DatabaseUnavailableError:
+                self._job_patience.failed()
+                self._upload_patience.failed()
+                return
+            except StoreUnavailableError:
+                log.warning("janitor.store_away")
+            except BrokerUnavailableError:
+                log.warning("janitor.broker_away")
+
+    async def _estimate_capacity(self) -> None:
+        await self._register.estimate_capacity()
+        await self._register.forget_dead()
+        self._job_patience.answered()
+        self._upload_patience.answered()
+
+    async def _rescue(self) -> None:
+        if not self._job_patience.may_judge():
+            return
+        for rescued in await self._backlog.rescue():
+            RESCUED.labels(rescued.state.value).inc()
+            log.warning("job.rescued", job_id=str(rescued.job_id), state=rescued.state.value, deaths=rescued.deaths)
+
+    async def _drop_stale_uploads(self) -> None:
+        if not self._upload_patience.may_judge():
+            return
+        for job_id in await self._backlog.drop_stale_uploads():
+            DROPPED.inc()
+            log.info("job.dropped", job_id=str(job_id))
+
+    async def _fail_overdue(self) -> None:
+        for job_id in await self._backlog.fail_overdue():
+            log.warning("job.overdue", job_id=str(job_id))
+
+    async def _clear_staging(self) -> None:
+        """Delete staging objects that nobody needs, then give their bytes back: in this order a crash repeats it."""
+        found = await self._backlog.staging_to_clear()
+        if not found:
+            return
+        for job_id, state in found:
+            if state is JobState.DROPPED:
+                await self._objects.abort_multiparts_of(staging_key(job_id))
+        await self._delete_staging([job_id for job_id, _ in found])
+        await self._backlog.give_bytes_back([job_id for job_id, _ in found])
+
+    async def _delete_dropped(self) -> None:
+        """Sweep dropped reservations once more, a lease later: a late writer of theirs has had its time."""
+        job_ids = await self._backlog.dropped_to_delete(lease_s=self._settings.upload_lease_s)
+        if not job_ids:
+            return
+        for job_id in job_ids:
+            await self._objects.abort_multiparts_of(staging_key(job_id))
+        await self._delete_staging(job_ids)
+        await self._backlog.delete_dropped(job_ids)
+
+    async def _delete_staging(self, job_ids: list[UUID]) -> None:
+        await self._objects.delete([staging_key(job_id) for job_id in job_ids])
+        CLEARED.inc(len(job_ids))
+
+    async def _find_lost_messages(self) -> None:
+        """Announce again what was published, waits, and is not in the broker (or was overtaken for a whole lease)."""
+        if self._session is None:
+            return
+        lease_s = self._settings.job_lease_s
+        census = await self._backlog.census(seen_s=self._register.seen_s, lease_s=lease_s)
+        ready = await self._session.ready_messages()
+        self._short_sweeps = self._short_sweeps + 1 if _is_short(census, ready=ready) else 0
+        if self._short_sweeps < SHORT_SWEEPS and not census.overtaken:
+            return
+        for job_id in await self._backlog.announce_again(quiet_s=lease_s / 2, rows_max=ANNOUNCE_ROWS_MAX):
+            ANNOUNCED.inc()
+            log.warning("job.announced_again", job_id=str(job_id))
+
+    async def _take_dead_letters(self) -> None:
+        """Take in what the broker gave up on: the row decides, so no innocent job fails by the broker's limit."""
+        if self._session is None:
+            return
+        for letter in await self._session.take_dead_letters(messages_max=DEAD_LETTERS_MAX):
+            if letter.message is None:
+                # Nothing to do for it: every job is a row, and a row without a message is found above.
+                DEAD_LETTERS.labels("unreadable").inc()
+                log.error("dead_letter.unreadable", body_bytes=letter.body_bytes)
+            else:
+                announced = await self._backlog.announce_one(letter.message.job_id)
+                DEAD_LETTERS.labels("announced" if announced else "settled").inc()
+                log.warning("dead_letter.taken", job_id=str(letter.message.job_id), announced=announced)
+            await letter.ack()
+
+    async def _keep_session(self, stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            with contextlib.suppress(BrokerUnavailableError):
+                async with BrokerSession.open(self._broker) as session:
+                    self._session = session
+                    try:
+                        await first_of(stop, session.closed)
+                    finally:
+                        self._session = None
+            await pause_before_reconnect(stop)
+
+
+def _is_short(census: Census, *, ready: int) -> bool:
+    return census.waiting > 0 and ready + census.unacked < census.in_delivery

@@ -1,0 +1,176 @@
+"""Composition roots of the roles worker, relay and janitor: settings → adapters → role. Nothing is global."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from app.core import role
+from app.core.backlog import Backlog
+from app.core.clock import monotonic_s
+from app.core.crashpoints import Crasher
+from app.core.jobstore import JobStore
+from app.core.objects import ObjectStore, store_settings
+from app.core.outbox import Outbox
+from app.core.postgres import Database, Listener, open_database, pool_settings
+from app.core.processes import ProcessRegister, Role
+from app.core.rabbit import broker_settings
+from app.core.settings import Settings
+from worker.consumer import Consumer, ConsumerSettings
+from worker.hands import Hands
+from worker.janitor import Janitor, JanitorSettings
+from worker.life import Life, LifeSettings
+from worker.pipeline import Pipeline
+from worker.relay import Relay, RelaySettings
+from worker.sandbox import Sandbox
+
+#: Relay and janitor do one thing at a time; a few connections are plenty.
+QUIET_ROLE_CONNECTIONS = 4
+#: S3 calls of one job in flight at once: the original's copy and three variants.
+STORE_CALLS_PER_JOB = 4
+
+
+def run_worker(settings: Settings) -> int:
+    """Run one worker process until SIGTERM; returns its exit code."""
+    return role.run(lambda stop: _worker(settings, stop), role="worker", settings=settings)
+
+
+def run_relay(settings: Settings) -> int:
+    """Run one relay process until SIGTERM; returns its exit code."""
+    return role.run(lambda stop: _relay(settings, stop), role="relay", settings=settings)
+
+
+def run_janitor(settings: Settings) -> int:
+    """Run one janitor process until SIGTERM; returns its exit code."""
+    return role.run(lambda stop: _janitor(settings, stop), role="janitor", settings=settings)
+
+
+@asynccontextmanager
+async def _registered(settings: Settings, name: Role) -> AsyncIterator[tuple[Database, ProcessRegister]]:
+    database = await open_database(pool_settings(settings, role=name, connections_max=QUIET_ROLE_CONNECTIONS))
+    try:
+        yield database, ProcessRegister(database, role=name, report_interval_s=settings.process_seen_s)
+    finally:
+        await database.close()
+
+
+async def _worker(settings: Settings, stop: asyncio.Event) -> None:
+    connections = settings.worker_concurrency * STORE_CALLS_PER_JOB + 1
+    async with (
+        _registered(settings, "worker") as (database, register),
+        ObjectStore.open(store_settings(settings, connections_max=connections)) as objects,
+    ):
+        sandbox = Sandbox(
+            children=settings.worker_children or min(settings.worker_concurrency, len(os.sched_getaffinity(0))),
+            limits=settings.image_limits(),
+            params=settings.transform_params(),
+            nice=settings.worker_children_nice,
+        )
+        await sandbox.start()
+        try:
+            await _consume(settings, stop, database=database, register=register, objects=objects, sandbox=sandbox)
+        finally:
+            await sandbox.close()
+
+
+async def _consume(
+    settings: Settings,
+    stop: asyncio.Event,
+    *,
+    database: Database,
+    register: ProcessRegister,
+    objects: ObjectStore,
+    sandbox: Sandbox,
+) -> None:
+    jobs = JobStore(database)
+    hands = Hands(jobs, lease_s=settings.job_lease_s)
+    crasher = Crasher(settings.crash_point)
+    life = Life(
+        LifeSettings(
+            worker_id=register.process_id,
+            params=settings.transform_params(),
+            lease_s=settings.job_lease_s,
+            attempts_max=settings.job_attempts_max,
+            retry_base_s=settings.retry_base_s,
+            retry_cap_s=settings.retry_cap_s,
+        ),
+        jobs=jobs,
+        pipeline=Pipeline(
+            objects=objects, sandbox=sandbox, source_bytes_max=settings.upload_bytes_max, crasher=crasher
+        ),
+        hands=hands,
+        clock=monotonic_s,
+        crasher=crasher,
+    )
+    consumer = Consumer(
+        ConsumerSettings(
+            concurrency=settings.worker_concurrency,
+            prefetch=settings.prefetch,
+            stop_grace_s=settings.worker_stop_grace_s,
+        ),
+        broker=broker_settings(settings),
+        life=life,
+        hands=hands,
+        jobs=jobs,
+    )
+
+    done = asyncio.Event()
+    async with role.metrics_port(settings), asyncio.TaskGroup() as group:
+        group.create_task(hands.beat_until(done))
+        group.create_task(
+            role.report_until_stopped(register, consumer.report, interval_s=settings.process_seen_s, stop=done)
+        )
+        try:
+            await consumer.run(stop, probe=objects.probe)
+        finally:
+            done.set()
+
+
+async def _relay(settings: Settings, stop: asyncio.Event) -> None:
+    listen_url = (settings.database_listen_url or settings.database_url).get_secret_value()
+    listener = Listener(
+        listen_url,
+        channel="spillway_outbox",
+        timeout_s=settings.database_acquire_timeout_s,
+        application_name="spillway-relay-listen",
+    )
+    async with _registered(settings, "relay") as (database, register):
+        relay = Relay(
+            RelaySettings(
+                batch_rows=settings.relay_batch_rows, poll_s=settings.relay_poll_s, lease_s=settings.relay_lease_s
+            ),
+            broker=broker_settings(settings),
+            outbox=Outbox(database),
+            listener=listener,
+            crasher=Crasher(settings.crash_point),
+        )
+        async with role.metrics_port(settings), asyncio.TaskGroup() as group:
+            group.create_task(
+                role.report_until_stopped(register, relay.report, interval_s=settings.process_seen_s, stop=stop)
+            )
+            await relay.run(stop)
+        await listener.close()
+
+
+async def _janitor(settings: Settings, stop: asyncio.Event) -> None:
+    async with (
+        _registered(settings, "janitor") as (database, register),
+        ObjectStore.open(store_settings(settings, connections_max=4)) as objects,
+    ):
+        janitor = Janitor(
+            JanitorSettings(
+                interval_s=settings.janitor_interval_s,
+                job_lease_s=settings.job_lease_s,
+                upload_lease_s=settings.upload_lease_s,
+            ),
+            backlog=Backlog(database, rows_max=settings.janitor_rows_max),
+            register=register,
+            objects=objects,
+            broker=broker_settings(settings),
+            clock=monotonic_s,
+        )
+        async with role.metrics_port(settings, refresh=janitor.refresh_gauges), asyncio.TaskGroup() as group:
+            group.create_task(
+                role.report_until_stopped(register, janitor.report, interval_s=settings.process_seen_s, stop=stop)
+            )
+            await janitor.run(stop)
