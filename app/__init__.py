@@ -1,0 +1,1 @@
+"""The HTTP edge and what it shares with the background roles."""

@@ -16,7 +16,7 @@ SNIFF_BYTES = 64 * 1024
 DEATHS_MAX = 3
 
 #: A fuse only: the broker gives up on a message after this many returns; the row decides long before.
-DELIVERY_LIMIT = 50
+DELIVERIES_MAX = 50
 
 #: Bounds of every `Retry-After`, seconds, and its spread so that refused clients do not return together.
 RETRY_AFTER_S_MIN = 1.0

@@ -98,7 +98,7 @@ SAMPLES = Table(
     columns=(
         _column("at_s", "s", "When, on the host's monotonic clock."),
         _column("metric", "", "One of the closed set `Metric`; the unit is the last word of its name."),
-        _column("role", "", "Role, server or generator the value belongs to; empty for the whole system."),
+        _column("role", "", "Role, server, generator, sampler or MACHINE; empty for the queue gauges."),
         _column("value", "", "The value, in the metric's unit."),
     ),
 )
@@ -110,6 +110,7 @@ BASELINE = Table(
         _column("item", "", "Number of the file in the shared list, from 0."),
         _column("started_s", "s", "When its work began, on the host's monotonic clock."),
         _column("ended_s", "s", "When its results were done (stored and recorded, for the direct loop), same clock."),
+        _column("cpu_s", "s", "CPU time that its process used for it."),
         _column("source_bytes", "bytes", "Size of the file."),
     ),
 )
@@ -147,6 +148,10 @@ class Metric:
 
 
 METRICS = tuple(value for name, value in vars(Metric).items() if not name.startswith("_") and isinstance(value, str))
+
+
+#: The role under which the whole machine's CPU time is sampled (`Metric.CPU_S`), everything that runs on it included.
+MACHINE = "machine"
 
 
 class ColumnsDifferError(Exception):

@@ -33,6 +33,13 @@ OLDEST_UNSTARTED = telemetry.gauge("oldest_unstarted_seconds", "Age of the oldes
 OLDEST_UNPUBLISHED = telemetry.gauge("oldest_unpublished_seconds", "Age of the oldest due announcement.")
 CAPACITY = telemetry.gauge("capacity_jobs_per_second", "Measured capacity of the live workers.")
 
+#: What a rescue is called in the log, by the state it led to; the names are those of contracts.jobs.TRANSITIONS.
+RESCUE_EVENTS = {
+    JobState.QUEUED: "job.rescued",
+    JobState.FAILED: "job.worker_lost",
+    JobState.CANCELLED: "job.cancelled",
+}
+
 UNFINISHED_SHOWN = (JobState.UPLOADING, JobState.QUEUED, JobState.PROCESSING, JobState.CANCELLING)
 
 #: Messages are taken for lost after this many sweeps in a row that found too few.
@@ -133,7 +140,8 @@ class Janitor:
             return
         for rescued in await self._backlog.rescue():
             RESCUED.labels(rescued.state.value).inc()
-            log.warning("job.rescued", job_id=str(rescued.job_id), state=rescued.state.value, deaths=rescued.deaths)
+            event = RESCUE_EVENTS[rescued.state]
+            log.warning(event, job_id=str(rescued.job_id), deaths=rescued.deaths)
 
     async def _drop_stale_uploads(self) -> None:
         if not self._upload_patience.may_judge():

@@ -33,6 +33,14 @@ EMPTY_CLAIMS = telemetry.counter("worker_empty_claims", "Deliveries whose claim 
 UNREADABLE = telemetry.counter("worker_unreadable_messages", "Messages sent to the dead-letter queue unread.")
 ATTEMPT_SECONDS = telemetry.histogram("worker_attempt_seconds", "Wall time of one attempt, from claim to settle.")
 
+#: What a settle is called in the log, by the state it led to; the names are those of contracts.jobs.TRANSITIONS.
+EVENTS = {
+    JobState.READY: "job.ready",
+    JobState.FAILED: "job.failed",
+    JobState.CANCELLED: "job.cancelled",
+    JobState.QUEUED: "job.retried",
+}
+
 #: Pause between two tries of a settle that got no answer; the token makes repeats harmless.
 SETTLE_PAUSE_S = 0.5
 
@@ -117,6 +125,7 @@ class Life:
                 params=self._settings.params,
             )
         if claim is not None:
+            log.debug("job.claimed", job_id=str(job_id), claim_token=claim.claim_token)
             self._crasher.reach("worker.claimed")
         return claim
 
@@ -195,7 +204,7 @@ class Life:
         if state is None:
             FENCED.inc()
         log.info(
-            "job.settled",
+            _event(outcome, state),
             job_id=str(claim.job_id),
             claim_token=claim.claim_token,
             outcome=type(outcome).__name__.lower(),
@@ -207,3 +216,11 @@ class Life:
             # Only the settle's winner deletes; what cannot be deleted now is swept with the job's prefix.
             with contextlib.suppress(StoreUnavailableError):
                 await self._pipeline.discard(claim)
+
+
+def _event(outcome: Outcome, state: JobState | None) -> str:
+    if state is None:
+        return "job.fenced"
+    if state is JobState.QUEUED and isinstance(outcome, HandBack):
+        return "job.handed_back"
+    return EVENTS[state]

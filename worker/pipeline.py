@@ -13,8 +13,8 @@ from app.core.objects import ObjectMissingError, ObjectStore, ObjectTooLargeErro
 from contracts.errors import FailureCode
 from contracts.images import MEDIA_TYPES, VARIANT_MEDIA_TYPES, VariantName, pipeline_digest
 from contracts.keys import original_key, staging_key, variant_key
-from worker.outcome import Done, HandBack, Outcome, Rejected, Retry
 from worker.child_handle import ChildDied
+from worker.outcome import Done, HandBack, Outcome, Rejected, Retry
 from worker.sandbox import Sandbox
 from worker.variants import ImageRejected, Variant
 

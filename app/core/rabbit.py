@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from yarl import URL
 
 from app.core.settings import Settings
-from contracts.limits import DELIVERY_LIMIT
+from contracts.limits import DELIVERIES_MAX
 from contracts.messages import JobMessage, dead_letter_exchange, dead_letter_queue, jobs_queue
 
 #: The pause before a new session is drawn from this range, so that a fleet does not return in step.
@@ -224,7 +224,7 @@ async def _declare(channel: AbstractChannel, prefix: str) -> AbstractQueue:
         durable=True,
         arguments={
             "x-queue-type": "quorum",
-            "x-delivery-limit": DELIVERY_LIMIT,
+            "x-delivery-limit": DELIVERIES_MAX,
             "x-dead-letter-exchange": dead_letter_exchange(prefix),
         },
     )

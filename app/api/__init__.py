@@ -1,0 +1,1 @@
+"""HTTP translation only: what comes in over the wire, and what goes out."""

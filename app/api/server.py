@@ -1,0 +1,213 @@
+"""One API process: opens the database and the store, serves a listening socket, keeps its loops going, and stops.
+
+Invariant: on SIGTERM nothing more is admitted, the uploads in hand may end, and the process is gone within its grace.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+import signal
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import uvicorn
+
+from app.admission import Admission
+from app.api.authentication import Authenticator, CacheLimits
+from app.api.exchange import Exchange
+from app.api.gate import Gate, GateParts
+from app.api.health import StoreWatch
+from app.api.metrics import Metrics
+from app.api.protocol import edge_protocol
+from app.api.routes import Services, make_app
+from app.core.clock import monotonic_s
+from app.core.jobstore import JobStore
+from app.core.objects import ObjectStore, store_settings
+from app.core.postgres import Database, DatabaseUnavailableError, open_database, pool_settings
+from app.core.processes import ProcessRegister, ProcessReport
+from app.core.settings import Settings
+from app.core.telemetry import logger
+from app.core.tokens import TokenStore
+from app.uploads import Uploads
+
+#: Connections that a request may wait for are none of these: leases, snapshots and reports must not starve.
+BACKGROUND_CONNECTIONS = 2
+#: A client is told that the database is away soon, rather than kept waiting for a connection.
+ACQUIRE_TIMEOUT_S_MAX = 1.0
+STORE_PROBE_INTERVAL_S = 2.0
+#: Connections that the kernel completes before they are accepted.
+LISTEN_BACKLOG = 2048
+KEEP_ALIVE_S = 5
+#: Of the grace, kept for aborts, the register and closing connections after the last upload.
+CLOSING_S = 2.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """Which of the API processes this is."""
+
+    slot: int
+    metrics_dir: Path | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Opened:
+    """What a process has open."""
+
+    services: Services
+    background: Database
+
+    @property
+    def settings(self) -> Settings:
+        return self.services.settings
+
+
+async def serve(settings: Settings, *, process: Process, listener: socket.socket) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    async with _opened(settings, process) as opened:
+        services = opened.services
+        gate = Gate(make_app(services), _gate_parts(services))
+        server = _Server(_server_config(Exchange(gate, metrics=services.metrics), settings))
+
+        def stop() -> None:
+            gate.shutting_down = True
+            server.should_exit = True
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop)
+        async with _looping(opened):
+            await server.serve(sockets=[listener])
+            # Within this block, so that leases are renewed until the last upload is undone.
+            await services.uploads.close()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signal handlers, which would end the process by the signal instead of in order."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _server_config(app: object, settings: Settings) -> uvicorn.Config:
+    # What the servers' libraries have to say about requests, the edge says itself.
+    for name in ("uvicorn.error", "python_multipart", "python_multipart.multipart"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    return uvicorn.Config(
+        app,  # type: ignore[arg-type] # ASGI as we write it, with its own names for the types
+        loop="none",
+        http=edge_protocol(header_bytes_max=settings.header_bytes_max),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=LISTEN_BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=max(1, int(settings.stop_grace_s - CLOSING_S)),
+    )
+
+
+@asynccontextmanager
+async def _opened(settings: Settings, process: Process) -> AsyncIterator[_Opened]:
+    pool = pool_settings(settings, role="api")
+    pool = replace(pool, acquire_timeout_s=min(pool.acquire_timeout_s, ACQUIRE_TIMEOUT_S_MAX))
+    # A part on its way to a slow store is bounded by the upload's deadline; a stalled one is given up by `Uploads`.
+    stores = replace(store_settings(settings), timeout_s=settings.upload_deadline_s)
+    async with contextlib.AsyncExitStack() as stack:
+        database = await open_database(pool)
+        stack.push_async_callback(database.close)
+        background = await open_database(replace(pool, connections_max=BACKGROUND_CONNECTIONS))
+        stack.push_async_callback(background.close)
+        store = await stack.enter_async_context(ObjectStore.open(stores))
+        metrics = Metrics(slot=process.slot)
+        jobs = JobStore(database)
+        leases = JobStore(background)
+        uploads = Uploads(settings, jobs=jobs, leases=leases, store=store, count_failure=metrics.count_failure)
+        services = Services(
+            settings=settings,
+            jobs=jobs,
+            store=store,
+            uploads=uploads,
+            admission=Admission(settings, monotonic_s=monotonic_s, rng=random.SystemRandom()),
+            authenticator=_authenticator(settings, database),
+            metrics=metrics,
+            store_watch=StoreWatch(),
+            metrics_dir=process.metrics_dir,
+        )
+        yield _Opened(services=services, background=background)
+
+
+def _authenticator(settings: Settings, database: Database) -> Authenticator:
+    limits = CacheLimits(age_s_max=settings.token_cache_s, entries_max=settings.token_cache_entries_max)
+    return Authenticator(TokenStore(database).owner, limits=limits, monotonic_s=monotonic_s)
+
+
+def _gate_parts(services: Services) -> GateParts:
+    return GateParts(
+        settings=services.settings,
+        jobs=services.jobs,
+        uploads=services.uploads,
+        admission=services.admission,
+        authenticator=services.authenticator,
+        metrics=services.metrics,
+    )
+
+
+@asynccontextmanager
+async def _looping(opened: _Opened) -> AsyncIterator[None]:
+    """Keep the loops of the process going."""
+    services, settings = opened.services, opened.settings
+    register = ProcessRegister(opened.background, role="api", report_interval_s=settings.process_seen_s)
+
+    async def refresh() -> None:
+        snapshot = await register.snapshot()
+        services.admission.update(snapshot)
+        services.metrics.set_books(snapshot, services.admission.bounds)
+        services.metrics.set_in_flight(services.uploads.in_flight)
+
+    async def report() -> None:
+        await register.report(ProcessReport())
+
+    async def probe() -> None:
+        services.store_watch.up = await services.store.probe()
+        if not services.store_watch.up:
+            services.metrics.count_failure("store", "probe")
+
+    steps: list[tuple[str, Callable[[], Awaitable[None]], float]] = [
+        ("snapshot", refresh, settings.admission_snapshot_s),
+        ("report", report, settings.process_seen_s),
+        ("renew", services.uploads.renew, services.uploads.renew_interval_s),
+        ("probe", probe, STORE_PROBE_INTERVAL_S),
+    ]
+    # The first request finds a snapshot already.
+    await asyncio.gather(*(_once(name, step, services) for name, step, _ in steps))
+    loops = [asyncio.create_task(_repeat(name, step, interval_s, services)) for name, step, interval_s in steps]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.cancel()
+        await asyncio.wait(loops)
+        with contextlib.suppress(DatabaseUnavailableError):
+            await register.forget()
+
+
+async def _repeat(name: str, step: Callable[[], Awaitable[None]], interval_s: float, services: Services) -> None:
+    while True:
+        await asyncio.sleep(interval_s)
+        await _once(name, step, services)
+
+
+async def _once(name: str, step: Callable[[], Awaitable[None]], services: Services) -> None:
+    try:
+        await step()
+    except DatabaseUnavailableError:
+        services.metrics.count_failure("database", name)
+    except Exception:  # noqa: BLE001 - the outermost place of a loop that must outlive whatever a step runs into
+        logger().exception("api.loop_failed", loop=name)
