@@ -1,0 +1,115 @@
+"""`spillway token`: bearer tokens of a stack's database, or of the one that SPILLWAY_DATABASE_URL names.
+
+Invariant: a token's secret is printed once, when it is made, and kept nowhere.
+"""
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated
+from uuid import UUID
+
+import typer
+
+from app.core.postgres import DatabaseUnavailableError, open_database, pool_settings
+from app.core.settings import Settings, load_settings
+from app.core.tokens import TokenEntry, TokenStore
+from stack.errors import EnvironmentUnfitError
+from stack.state import StateFile
+
+app = typer.Typer()
+token = typer.Typer(no_args_is_help=True, help="Make, list and revoke bearer tokens.")
+app.add_typer(token, name="token")
+
+DATA_DEFAULT = Path("data")
+DATABASE_VARIABLE = "SPILLWAY_DATABASE_URL"
+
+_CONNECTIONS = 2
+
+DataOption = Annotated[
+    Path | None,
+    typer.Option("--data", help=f"Folder of the stack; without it {DATABASE_VARIABLE} or ./{DATA_DEFAULT}."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
+OwnerOption = Annotated[str, typer.Option("--owner", help="Whose uploads it stands for.")]
+
+
+@token.command()
+def create(*, owner: OwnerOption, data: DataOption = None, as_json: JsonOption = False) -> None:
+    """Make a token and print it; it cannot be shown again."""
+    token_id, secret = asyncio.run(_create(settings_of(data), owner))
+    typer.echo(json.dumps({"id": str(token_id), "owner": owner, "token": secret}) if as_json else secret)
+
+
+@token.command(name="list")
+def list_tokens(*, data: DataOption = None, as_json: JsonOption = False) -> None:
+    """List all tokens, without their secrets."""
+    entries = asyncio.run(_entries(settings_of(data)))
+    if as_json:
+        typer.echo(json.dumps([_as_dict(entry) for entry in entries]))
+        return
+    for entry in entries:
+        revoked = f"revoked {entry.revoked_at:%Y-%m-%d %H:%M}" if entry.revoked_at else "live"
+        typer.echo(f"{entry.id}  {entry.created_at:%Y-%m-%d %H:%M}  {revoked:<24}  {entry.owner}", err=True)
+
+
+@token.command()
+def revoke(token_id: UUID, *, data: DataOption = None) -> None:
+    """Revoke a token by its id; exit code 1 when there is no live one."""
+    if not asyncio.run(_revoke(settings_of(data), token_id)):
+        typer.echo(f"there is no live token {token_id}", err=True)
+        raise typer.Exit(1)
+
+
+def settings_of(data: Path | None) -> Settings:
+    """Return the settings that reach a stack's servers.
+
+    The folder that is named wins, then the environment, then the folder `data` of the present directory.
+
+    Raises:
+        EnvironmentUnfitError: there is no stack in the folder.
+    """
+    environment = os.environ  # noqa: TID251 - the composition root: settings are parsed from it right below
+    if data is not None or DATABASE_VARIABLE not in environment:
+        state = StateFile((data or DATA_DEFAULT).absolute()).read()
+        if state is None or not state.env:
+            raise EnvironmentUnfitError(
+                f"There is no stack in {data or DATA_DEFAULT}: `spillway up` first, or set {DATABASE_VARIABLE}."
+            )
+        environment.update(state.env)
+    return load_settings()
+
+
+@asynccontextmanager
+async def _store(settings: Settings) -> AsyncIterator[TokenStore]:
+    database = await open_database(pool_settings(settings, role="cli", connections_max=_CONNECTIONS))
+    try:
+        yield TokenStore(database)
+    except DatabaseUnavailableError as error:
+        raise EnvironmentUnfitError(f"The database cannot be reached: {error}. Is the stack up?") from error
+    finally:
+        await database.close()
+
+
+async def _create(settings: Settings, owner: str) -> tuple[UUID, str]:
+    async with _store(settings) as store:
+        return await store.create(owner=owner)
+
+
+async def _entries(settings: Settings) -> list[TokenEntry]:
+    async with _store(settings) as store:
+        return await store.entries()
+
+
+async def _revoke(settings: Settings, token_id: UUID) -> bool:
+    async with _store(settings) as store:
+        return await store.revoke(token_id)
+
+
+def _as_dict(entry: TokenEntry) -> dict[str, str | None]:
+    revoked_at = entry.revoked_at.isoformat() if entry.revoked_at else None
+    created_at = entry.created_at.isoformat()
+    return {"id": str(entry.id), "owner": entry.owner, "created_at": created_at, "revoked_at": revoked_at}
