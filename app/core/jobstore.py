@@ -22,8 +22,17 @@ class AdmitOutcome(StrEnum):
     """Answers of the gate."""
 
     ADMITTED = "admitted"
+    KEY_TAKEN = "key_taken"
+    OWNER_LIMIT = "owner_limit"
     BACKLOG_FULL = "backlog_full"
     STAGING_FULL = "staging_full"
+
+
+class EraseOutcome(StrEnum):
+    """Answers to an erase."""
+
+    STOPPING = "stopping"  #: a worker still holds a job of the image: ask again
+    ERASED = "erased"  #: every job is expired, the objects may be deleted
 
 
 class ReplayOutcome(StrEnum):
@@ -41,6 +50,32 @@ class Bounds:
 
     jobs_max: int | None
     staging_bytes_max: int | None
+    owner_jobs_max: int | None = None
+
+
+class Operation(StrEnum):
+    """What an upload makes; keys of different operations never meet."""
+
+    IMAGE = "image"
+    ATTACHMENT = "attachment"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadKey:
+    """An Idempotency-Key to be claimed together with the place, for `lifetime_s` seconds from now."""
+
+    operation: Operation
+    key: str
+    lifetime_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declared:
+    """What a client says of a file that it will send straight to the store."""
+
+    source_bytes: int
+    sha256: str  #: lower-case hexadecimal
+    media_type: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +87,30 @@ class Reservation:
     owner: str
     upload_token: UUID
     held_bytes: int
+    key: UploadKey | None = None
+    declared: Declared | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownKey:
+    """The job that a key stands for; `fingerprint` is None while its upload is on its way."""
+
+    job_id: UUID
+    image_id: UUID
+    attachment_id: UUID | None
+    state: JobState
+    fingerprint: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A place taken before the bytes, `left_s` seconds before its deadline."""
+
+    job_id: UUID
+    image_id: UUID
+    upload_token: UUID
+    declared: Declared
+    left_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,20 +152,6 @@ class StoredVariant:
     height: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobView:
-    """What an owner may see of a job."""
-
-    job_id: UUID
-    image_id: UUID
-    state: JobState
-    accepted_at: datetime
-    finished_at: datetime | None
-    error_code: FailureCode | None
-    variants: tuple[StoredVariant, ...]
-    source: Source
-
-
 class JobStore:
     """Transitions and reads of jobs."""
 
@@ -117,14 +162,40 @@ class JobStore:
     async def admit(
         self, reservation: Reservation, *, bounds: Bounds, lease_s: float, deadline_s: float
     ) -> AdmitOutcome:
-        """Take a place and `held_bytes`, all or nothing; the lease must be renewed until the accept."""
+        """Take key, share, place and `held_bytes`, all or nothing; the lease must be renewed until the accept."""
+        key, declared = reservation.key, reservation.declared
         answer = await self._db.value(
-            self._sql.admit, **asdict(reservation), **asdict(bounds), lease_s=lease_s, deadline_s=deadline_s
+            self._sql.admit,
+            job_id=reservation.job_id,
+            image_id=reservation.image_id,
+            owner=reservation.owner,
+            upload_token=reservation.upload_token,
+            held_bytes=reservation.held_bytes,
+            **asdict(bounds),
+            lease_s=lease_s,
+            deadline_s=deadline_s,
+            operation=None if key is None else key.operation.value,
+            key=None if key is None else key.key,
+            key_s=None if key is None else key.lifetime_s,
+            declared_bytes=None if declared is None else declared.source_bytes,
+            declared_sha256=None if declared is None else declared.sha256,
+            declared_media_type=None if declared is None else declared.media_type,
         )
         return AdmitOutcome(answer)
 
-    async def accept(self, *, job_id: UUID, upload_token: UUID, source: Source, job_deadline_s: float) -> bool:
-        """Make the reservation a queued job with its announcement; False when the reservation is gone."""
+    async def accept(
+        self,
+        *,
+        job_id: UUID,
+        upload_token: UUID,
+        source: Source,
+        job_deadline_s: float,
+        attachment_id: UUID | None = None,
+    ) -> bool:
+        """Make the reservation a queued job with its announcement; False when the reservation is gone.
+
+        In the same statement its key is completed and, when an id is given, it becomes an attachment.
+        """
         accepted = await self._db.value(
             self._sql.accept,
             job_id=job_id,
@@ -132,8 +203,32 @@ class JobStore:
             **asdict(source),
             pipeline_version=PIPELINE_VERSION,
             job_deadline_s=job_deadline_s,
+            attachment_id=attachment_id,
         )
         return bool(accepted)
+
+    async def find_key(self, *, owner: str, operation: Operation, key: str) -> KnownKey | None:
+        """Return what a key stands for, or None when it is free."""
+        row = await self._db.one(self._sql.find_key, owner=owner, operation=operation.value, key=key)
+        if row is None:
+            return None
+        return KnownKey(**{**row, "state": JobState(row["state"])})
+
+    async def find_place(self, job_id: UUID, *, owner: str) -> Place | None:
+        """Return an owner's open place that was taken before the bytes."""
+        row = await self._db.one(self._sql.find_place, job_id=job_id, owner=owner)
+        if row is None:
+            return None
+        declared = Declared(
+            source_bytes=row["declared_bytes"], sha256=row["declared_sha256"], media_type=row["declared_media_type"]
+        )
+        return Place(
+            job_id=row["id"],
+            image_id=row["image_id"],
+            upload_token=row["upload_token"],
+            declared=declared,
+            left_s=row["left_s"],
+        )
 
     async def renew_uploads(self, held: dict[UUID, UUID], *, lease_s: float) -> set[UUID]:
         """Extend the leases of the uploads in hand (job id → token); returns the ids that are still ours."""
@@ -225,10 +320,10 @@ class JobStore:
         """End a final job's retention; its objects are swept afterwards."""
         return bool(await self._db.value(self._sql.expire, job_id=job_id))
 
-    async def find_job(self, job_id: UUID, *, owner: str) -> JobView | None:
-        """Return an owner's job; foreign, unknown and not yet accepted ones look the same."""
-        row = await self._db.one(self._sql.find_job, job_id=job_id, owner=owner)
-        return None if row is None else _view_of(row)
+    async def erase_image(self, image_id: UUID, *, owner: str) -> EraseOutcome | None:
+        """Cancel and expire every job of an owner's image; None when there is no such image."""
+        answer = await self._db.value(self._sql.erase_image, image_id=image_id, owner=owner)
+        return None if answer is None else EraseOutcome(answer)
 
     async def export_jobs(self, *, since: datetime, rows_max: int) -> list[dict[str, Any]]:
         """Return every stamp of the jobs admitted since a moment (database clock), for measurements."""
@@ -248,25 +343,4 @@ def _claim_of(row: Record) -> Claim:
         source_sha256=row["source_sha256"],
         source_format=ImageFormat(row["source_format"]),
         params=TransformParams(**json.loads(row["transform_params"])),
-    )
-
-
-def _view_of(row: Record) -> JobView:
-    return JobView(
-        job_id=row["id"],
-        image_id=row["image_id"],
-        state=JobState(row["state"]),
-        accepted_at=row["accepted_at"],
-        finished_at=row["finished_at"],
-        error_code=None if row["error_code"] is None else FailureCode(row["error_code"]),
-        variants=tuple(
-            StoredVariant(**{**item, "name": VariantName(item["name"])}) for item in json.loads(row["variants"] or "[]")
-        ),
-        source=Source(
-            source_bytes=row["source_bytes"],
-            sha256=row["source_sha256"],
-            format=ImageFormat(row["source_format"]),
-            width=row["source_width"],
-            height=row["source_height"],
-        ),
     )

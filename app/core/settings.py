@@ -53,11 +53,22 @@ class Settings(BaseSettings):
     token_cache_s: float = Field(default=5.0, ge=0, le=300)
     token_cache_entries_max: int = Field(default=10_000, ge=1)
     result_link_s: int = Field(default=900, ge=60, le=86_400)
+    result_link_window_s: int = Field(default=300, ge=1, le=86_400)
+    place_deadline_s: float = Field(default=300.0, gt=0, le=3600)
+    key_lifetime_s: float = Field(default=86_400.0, gt=0)
+    replays_per_owner_max: int = Field(default=4, ge=1, le=1000)
+    prefer_wait_s_max: float = Field(default=30.0, ge=0, le=300)
+    prefer_waiters_max: int = Field(default=2000, ge=1, le=100_000)
+    page_rows_max: int = Field(default=100, ge=1, le=1000)
+    message_attachments_max: int = Field(default=20, ge=1, le=1000)
+    auth_failures_per_minute_max: int = Field(default=60, ge=1)
+    cors_origins: tuple[str, ...] = ()
 
     # Admission
     admission_policy: Literal["none", "count"] = "count"
     admission_jobs_max: int | None = Field(default=None, ge=1)
     admission_staging_bytes_max: int = Field(default=8 * 1024**3, ge=1)
+    admission_owner_jobs_max: int | None = Field(default=None, ge=1)
     admission_snapshot_s: float = Field(default=0.25, gt=0, le=5)
 
     # Jobs
@@ -66,6 +77,14 @@ class Settings(BaseSettings):
     job_attempts_max: int = Field(default=5, ge=1, le=100)
     retry_base_s: float = Field(default=1.0, gt=0)
     retry_cap_s: float = Field(default=60.0, gt=0)
+
+    # Retention
+    ready_keep_s: float = Field(default=30 * 86_400.0, gt=0)
+    failed_keep_s: float = Field(default=7 * 86_400.0, gt=0)
+    cancelled_keep_s: float = Field(default=86_400.0, gt=0)
+    message_keep_s: float = Field(default=365 * 86_400.0, gt=0)
+    expired_answers_s: float = Field(default=7 * 86_400.0, gt=0)
+    failed_source_bytes_max: int = Field(default=4 * 1024**3, ge=0)
 
     # Worker
     worker_concurrency: int = Field(default=2, ge=1, le=256)
@@ -109,6 +128,16 @@ class Settings(BaseSettings):
             raise ValueError(
                 f"{PREFIX}WORKER_PREFETCH must be at least {PREFIX}WORKER_CONCURRENCY "
                 f"({self.worker_prefetch} < {self.worker_concurrency})"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _keys_die_before_their_jobs(self) -> Self:
+        shortest_s = min(self.ready_keep_s, self.failed_keep_s, self.cancelled_keep_s)
+        if self.key_lifetime_s > shortest_s:
+            raise ValueError(
+                f"{PREFIX}KEY_LIFETIME_S must not exceed the shortest retention of a job "
+                f"({self.key_lifetime_s:g} s > {shortest_s:g} s)"
             )
         return self
 

@@ -1,12 +1,28 @@
 -- name: admit$
--- Take a place and bytes and write the job in `uploading`, all or nothing; answers admitted, backlog_full or staging_full.
+-- Take key, share, place and bytes and write the job in `uploading`, all or nothing; the answer is an AdmitOutcome.
 SELECT spillway.admit(:job_id, :image_id, :owner, :upload_token, :held_bytes, :jobs_max, :staging_bytes_max,
-    :lease_s, :deadline_s);
+    :owner_jobs_max, :lease_s, :deadline_s, :operation, :key, :key_s,
+    :declared_bytes, :declared_sha256, :declared_media_type);
 
 -- name: accept$
--- uploading to queued with its announcement, guarded by the upload token; false when the reservation is gone.
+-- uploading to queued with its announcement, key and attachment; false when the reservation is gone.
 SELECT spillway.accept(:job_id, :upload_token, :source_bytes, :sha256, :format, :width, :height, :pipeline_version,
-    :job_deadline_s);
+    :job_deadline_s, :attachment_id);
+
+-- name: find_key^
+-- The job that an Idempotency-Key stands for, with what is known of its upload; expired keys are as good as none.
+SELECT k.job_id, k.fingerprint, j.state, j.image_id, a.id AS attachment_id
+FROM spillway.idempotency_keys k
+JOIN spillway.jobs j ON j.id = k.job_id
+LEFT JOIN spillway.attachments a ON a.job_id = k.job_id
+WHERE k.owner = :owner AND k.operation = :operation AND k.key = :key AND k.expires_at >= clock_timestamp();
+
+-- name: find_place^
+-- A place taken before the bytes, for its completion: what was declared, and the token that accepts it.
+SELECT id, image_id, upload_token, declared_bytes, declared_sha256, declared_media_type,
+    extract(epoch FROM upload_deadline_at - clock_timestamp())::double precision AS left_s
+FROM spillway.jobs
+WHERE id = :job_id AND owner = :owner AND state = 'uploading' AND declared_bytes IS NOT NULL;
 
 -- name: renew_uploads
 -- Extend the leases of the uploads that this process still has in hand, never past their deadline; returns those still held.
@@ -74,10 +90,36 @@ RETURNING true;
 
 -- name: find_job^
 -- What an owner may see of a job; reservations and dropped ones are nobody's.
-SELECT id, image_id, owner, state, accepted_at, finished_at, error_code, variants, source_sha256, source_bytes,
-    source_format, source_width, source_height
-FROM spillway.jobs
-WHERE id = :job_id AND owner = :owner AND state NOT IN ('uploading', 'dropped');
+SELECT j.id, j.image_id, j.owner, j.state, j.version, j.accepted_at, j.finished_at, j.error_code, j.variants,
+    j.source_sha256, j.source_bytes, j.source_format, j.source_width, j.source_height,
+    m.created_at AS message_created_at
+FROM spillway.jobs j
+LEFT JOIN spillway.attachments a ON a.job_id = j.id
+LEFT JOIN spillway.messages m ON m.id = a.message_id
+WHERE j.id = :job_id AND j.owner = :owner AND j.state NOT IN ('uploading', 'dropped');
+
+-- name: list_jobs
+-- One page of an owner's jobs, newest first, after a cursor; NULL state means all.
+SELECT j.id, j.image_id, j.owner, j.state, j.version, j.accepted_at, j.finished_at, j.error_code, j.variants,
+    j.source_sha256, j.source_bytes, j.source_format, j.source_width, j.source_height,
+    m.created_at AS message_created_at
+FROM spillway.jobs j
+LEFT JOIN spillway.attachments a ON a.job_id = j.id
+LEFT JOIN spillway.messages m ON m.id = a.message_id
+WHERE j.owner = :owner AND j.state NOT IN ('uploading', 'dropped')
+    AND (CAST(:states AS text[]) IS NULL OR j.state = ANY (CAST(:states AS text[])))
+    AND (CAST(:before_at AS timestamptz) IS NULL
+        OR (j.accepted_at, j.id) < (CAST(:before_at AS timestamptz), CAST(:before_id AS uuid)))
+ORDER BY j.accepted_at DESC, j.id DESC
+LIMIT :rows_max;
+
+-- name: versions
+-- The present version of each of these jobs, for all the clients of a process that wait for a change.
+SELECT id, version FROM spillway.jobs WHERE id = ANY (CAST(:job_ids AS uuid[]));
+
+-- name: erase_image$
+-- Cancel and expire every job of an owner's image; NULL when there is none, else stopping or erased.
+SELECT spillway.erase_image(:image_id, :owner);
 
 -- name: export_jobs
 -- Every stamp of the jobs admitted since a moment, for measurements; bounded by the caller's limit.

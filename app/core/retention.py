@@ -1,0 +1,83 @@
+"""What is kept for how long: the statements of the janitor's retention sweeps. State first, objects next, rows last."""
+
+from dataclasses import dataclass
+from uuid import UUID
+
+from app.core.postgres import Database, load_queries
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keep:
+    """How long things live, seconds; `failed_source_bytes_max` bounds the sources of failed jobs together."""
+
+    ready_s: float
+    failed_s: float
+    cancelled_s: float
+    message_s: float
+    gone_s: float  #: an expired job answers 410 this long, then 404
+    failed_source_bytes_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """One expired job whose objects are to be swept; `image_gone`: no other job needs the image's original."""
+
+    job_id: UUID
+    image_id: UUID
+    image_gone: bool
+
+
+class Retention:
+    """Bounded, idempotent sweeps, at most `rows_max` rows each."""
+
+    def __init__(self, database: Database, *, keep: Keep, lease_s: float, rows_max: int) -> None:
+        self._db = database
+        self._sql = load_queries("retention.sql")
+        self._keep = keep
+        self._lease_s = lease_s
+        self._rows_max = rows_max
+
+    async def expire_due(self) -> list[UUID]:
+        """Expire final jobs past their time; never one that a living message names."""
+        rows = await self._db.many(
+            self._sql.expire_due,
+            ready_s=self._keep.ready_s,
+            failed_s=self._keep.failed_s,
+            cancelled_s=self._keep.cancelled_s,
+            rows_max=self._rows_max,
+        )
+        return [row["job_id"] for row in rows]
+
+    async def expire_messages(self) -> list[UUID]:
+        """Delete messages past their time; what they named expires with them."""
+        rows = await self._db.many(self._sql.expire_messages, keep_s=self._keep.message_s, rows_max=self._rows_max)
+        return [row["message_id"] for row in rows]
+
+    async def expired_to_sweep(self) -> list[Expired]:
+        """Return expired jobs whose objects may be there: at once, and once more a lease later for a late writer."""
+        rows = await self._db.many(self._sql.expired_to_sweep, lease_s=self._lease_s, rows_max=self._rows_max)
+        return [Expired(*row) for row in rows]
+
+    async def note_objects_gone(self, job_ids: list[UUID]) -> int:
+        """Note that the objects of expired jobs were deleted; returns how many."""
+        return len(await self._db.many(self._sql.note_objects_gone, job_ids=job_ids))
+
+    async def delete_expired(self) -> int:
+        """Delete rows of expired jobs after their second sweep and their time of answering 410; returns how many."""
+        rows = await self._db.many(
+            self._sql.delete_expired, lease_s=self._lease_s, gone_s=self._keep.gone_s, rows_max=self._rows_max
+        )
+        return len(rows)
+
+    async def delete_expired_keys(self) -> int:
+        """Delete keys past their lifetime; returns how many."""
+        return len(await self._db.many(self._sql.delete_expired_keys, rows_max=self._rows_max))
+
+    async def failed_sources_over_budget(self) -> list[UUID]:
+        """Return the oldest failed jobs whose sources exceed the budget."""
+        rows = await self._db.many(
+            self._sql.failed_sources_over_budget,
+            bytes_max=self._keep.failed_source_bytes_max,
+            rows_max=self._rows_max,
+        )
+        return [row["id"] for row in rows]

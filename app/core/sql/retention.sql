@@ -1,0 +1,53 @@
+-- name: expire_due
+-- Final jobs past their retention, or asked to be erased, expire; never one that a living message names.
+SELECT job_id FROM spillway.expire_due(:ready_s, :failed_s, :cancelled_s, :rows_max);
+
+-- name: expire_messages
+-- Messages past their retention go, and with them what they name.
+SELECT message_id FROM spillway.expire_messages(:keep_s, :rows_max);
+
+-- name: expired_to_sweep
+-- Expired jobs whose objects may still be there: at once, and once more a lease later for a late writer.
+SELECT j.id, j.image_id,
+    NOT EXISTS (SELECT 1 FROM spillway.jobs o WHERE o.image_id = j.image_id AND o.state <> 'expired') AS image_gone
+FROM spillway.jobs j
+WHERE j.state = 'expired' AND (j.objects_gone_at IS NULL
+    OR (j.objects_gone_at < j.expired_at + make_interval(secs => :lease_s)
+        AND j.expired_at < clock_timestamp() - make_interval(secs => :lease_s)))
+ORDER BY j.expired_at LIMIT :rows_max;
+
+-- name: note_objects_gone
+-- The objects of these expired jobs were deleted just now.
+UPDATE spillway.jobs SET objects_gone_at = clock_timestamp()
+WHERE id = ANY (CAST(:job_ids AS uuid[])) AND state = 'expired' RETURNING id;
+
+-- name: delete_expired
+-- Rows of expired jobs after their second sweep and the time they answer 410; keys, attachments and images go along.
+WITH due AS (
+    SELECT id, image_id FROM spillway.jobs
+    WHERE state = 'expired' AND held_bytes = 0 AND objects_gone_at >= expired_at + make_interval(secs => :lease_s)
+        AND expired_at < clock_timestamp() - make_interval(secs => :gone_s)
+    ORDER BY expired_at LIMIT :rows_max FOR UPDATE SKIP LOCKED
+), keys AS (
+    DELETE FROM spillway.idempotency_keys k USING due WHERE k.job_id = due.id
+), named AS (
+    DELETE FROM spillway.attachments a USING due WHERE a.job_id = due.id
+), images AS (
+    DELETE FROM spillway.images i USING due WHERE i.id = due.image_id
+        AND NOT EXISTS (SELECT 1 FROM spillway.jobs o WHERE o.image_id = i.id AND o.id NOT IN (SELECT id FROM due))
+)
+DELETE FROM spillway.jobs j USING due WHERE j.id = due.id RETURNING j.id;
+
+-- name: delete_expired_keys
+-- Keys past their lifetime.
+DELETE FROM spillway.idempotency_keys
+WHERE ctid IN (SELECT ctid FROM spillway.idempotency_keys WHERE expires_at < clock_timestamp() LIMIT :rows_max)
+RETURNING job_id;
+
+-- name: failed_sources_over_budget
+-- The oldest failed jobs whose sources, with all older ones, exceed the budget of bytes.
+SELECT id FROM (
+    SELECT id, finished_at, sum(held_bytes) OVER (ORDER BY finished_at DESC, id) AS newer_bytes
+    FROM spillway.jobs WHERE state = 'failed' AND bytes_book = 'failed_source'
+) AS sources
+WHERE newer_bytes > :bytes_max ORDER BY finished_at LIMIT :rows_max;
