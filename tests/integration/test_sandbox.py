@@ -42,6 +42,10 @@ def ignore(_: Variant) -> None:
     pass
 
 
+def status_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+
+
 async def test_the_variants_are_those_of_the_pure_transform_and_the_cheapest_comes_first(sandbox: Sandbox) -> None:
     got: list[Variant] = []
     facts = await sandbox.transform(PHOTO, on_variant=got.append)
@@ -149,7 +153,7 @@ async def test_a_child_is_confined(sandbox: Sandbox) -> None:
 
 async def test_a_child_holds_no_capability_whoever_started_it(sandbox: Sandbox) -> None:
     for pid in sandbox.child_pids:
-        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+        status = status_of(pid)
         held = {line.split(":")[0]: int(line.split()[1], 16) for line in status.splitlines() if line.startswith("Cap")}
         assert (held["CapEff"], held["CapPrm"], held["CapAmb"]) == (0, 0, 0)
         assert "NoNewPrivs:\t1" in status
