@@ -6,6 +6,7 @@ again.
 
 import asyncio
 import itertools
+import os
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,7 +31,7 @@ LOOK_FAILURES_MAX = 5
 #: Time without progress on one request, seconds: an answer to an upload may take as long as the store does.
 REQUEST_TIMEOUT_S = 60.0
 #: Uploads under way at once.
-PARALLEL_MAX = 4
+FILES_AT_ONCE_MAX = 4
 
 _UPLOAD_PATH = "/api/v1/images"
 _FINAL = frozenset({"ready", "failed", "cancelled", "expired"})
@@ -101,7 +102,7 @@ async def submit_files(
         base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=REQUEST_TIMEOUT_S, trust_env=False
     ) as http:
         client = Client(http, patience=patience or Patience(), on_progress=on_progress)
-        turns = asyncio.Semaphore(PARALLEL_MAX)
+        turns = asyncio.Semaphore(FILES_AT_ONCE_MAX)
 
         async def submit(path: Path) -> Submission:
             async with turns:
@@ -115,8 +116,9 @@ class _Try:
     """One try to upload: what became of it, how long the server asked to wait, and where its job is."""
 
     submission: Submission
-    pause_s: float = 0.0
+    pause_s: float = REFUSED_PAUSE_S
     location: str = ""
+    again: bool = False  #: another try may help and cannot make a second job
 
 
 class Client:
@@ -154,37 +156,35 @@ class Client:
             # Never earlier than told: the jitter only adds.
             pause_s = self._longer(one.pause_s)
             last = tries >= self._patience.upload_tries_max or self._now_s() + pause_s >= until_s
-            if one.submission.ending is not Ending.REFUSED or last:
+            if last or not one.again:
                 return one
             await asyncio.sleep(pause_s)
 
     async def _upload(self, path: Path, *, tries: int) -> _Try:
-        try:
-            with path.open("rb") as file:
+        with path.open("rb") as file:
+            file_bytes = os.fstat(file.fileno()).st_size
+            try:
                 # The server takes no notice of names; a constant tells it nothing.
                 answer = await self._http.post(_UPLOAD_PATH, files={"file": ("image", file)})
-        except httpx.TransportError as error:
-            message = type(error).__name__
-            return _Try(submission=Submission(path=path, ending=Ending.UNREACHABLE, message=message, tries=tries))
+            except httpx.TransportError as error:
+                submission = Submission(path=path, ending=Ending.UNREACHABLE, message=type(error).__name__, tries=tries)
+                # What was not sent to its end cannot have been accepted. Most likely it was refused on its first
+                # bytes, and the answer was lost because this library reads nothing while it sends.
+                return _Try(submission=submission, again=file.tell() < file_bytes)
         said = _document(answer)
         if answer.status_code == httpx.codes.ACCEPTED:
-            return _Try(
-                submission=Submission(
-                    path=path, ending=Ending.ACCEPTED, job_id=said.get("job_id"), tries=tries, job=said
-                ),
-                pause_s=_retry_after_s(answer) or POLL_PAUSES_S[0],
-                location=answer.headers.get("Location", ""),
-            )
-        return _Try(
-            submission=Submission(
-                path=path,
-                ending=Ending.REFUSED if answer.status_code in _REFUSED else Ending.REJECTED,
-                code=said.get("code"),
-                message=said.get("detail"),
-                tries=tries,
-            ),
-            pause_s=_retry_after_s(answer) or REFUSED_PAUSE_S,
+            accepted = Submission(path=path, ending=Ending.ACCEPTED, job_id=said.get("job_id"), tries=tries, job=said)
+            pause_s = _retry_after_s(answer) or POLL_PAUSES_S[0]
+            return _Try(submission=accepted, pause_s=pause_s, location=answer.headers.get("Location", ""))
+        again = answer.status_code in _REFUSED
+        refused = Submission(
+            path=path,
+            ending=Ending.REFUSED if again else Ending.REJECTED,
+            code=said.get("code"),
+            message=said.get("detail"),
+            tries=tries,
         )
+        return _Try(submission=refused, pause_s=_retry_after_s(answer) or REFUSED_PAUSE_S, again=again)
 
     async def _follow(self, uploaded: _Try, *, until_s: float) -> Submission:
         submission, pause_s, failures = uploaded.submission, min(uploaded.pause_s, POLL_PAUSES_S[-1]), 0

@@ -40,6 +40,10 @@ from worker.variants import ImageRejected, Transformed
 
 _CHANNEL_FD = 0
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NO_NEW_PRIVS = 38
+_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
+# Header of capset(2), version 3, this process; then effective, permitted, inheritable of both halves: none.
+_CAPSET_HEADER, _CAPSET_NOTHING = (0x20080522, 0), (0,) * 6
 _OPEN_FILES_MAX = 64
 _OOM_SCORE_ADJ = "500"  # the kernel's first choice, before the parent and its neighbours
 
@@ -53,14 +57,25 @@ def main() -> None:
     """Serve images until the parent is gone."""
     config = ChildConfig.from_json(sys.argv[1])
     _follow_parent(config.parent_pid)
-    _confine_libvips()
+    confine_libvips()
     _confine_process(config)
+    _drop_privileges()
     channel = socket.socket(fileno=_CHANNEL_FD)
     version = ".".join(str(pyvips.version(part)) for part in range(3))
     _send(channel, FrameKind.HELLO, version.encode())
     while (job := _receive_job(channel)) is not None:
         _serve(channel, *job, limits=config.limits)
         del job
+
+
+def confine_libvips() -> None:
+    """Leave of libvips only the loaders and savers that are needed, from and to memory, without its cache."""
+    pyvips.block_untrusted_set(True)
+    for kind, wanted in (("VipsForeignLoad", _LOADERS), ("VipsForeignSave", _SAVERS)):
+        pyvips.operation_block_set(kind, True)
+        for name in wanted:
+            pyvips.operation_block_set(name, False)
+    pyvips.cache_set_max(0)
 
 
 def _serve(channel: socket.socket, params: TransformParams, source: bytes, *, limits: ImageLimits) -> None:
@@ -97,15 +112,6 @@ def _follow_parent(parent_pid: int) -> None:
         os._exit(0)
 
 
-def _confine_libvips() -> None:
-    pyvips.block_untrusted_set(True)
-    for kind, wanted in (("VipsForeignLoad", _LOADERS), ("VipsForeignSave", _SAVERS)):
-        pyvips.operation_block_set(kind, True)
-        for name in wanted:
-            pyvips.operation_block_set(name, False)
-    pyvips.cache_set_max(0)
-
-
 def _confine_process(config: ChildConfig) -> None:
     os.nice(config.nice)
     with suppress(OSError):
@@ -114,6 +120,17 @@ def _confine_process(config: ChildConfig) -> None:
     _lower_limit(resource.RLIMIT_NOFILE, _OPEN_FILES_MAX)
     _lower_limit(resource.RLIMIT_CORE, 0)
     _lower_limit(resource.RLIMIT_FSIZE, 0)  # no file can be written, so none can be left behind
+
+
+def _drop_privileges() -> None:
+    """Give up every capability, for good: what decodes hostile bytes needs none, whoever started it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    header = (ctypes.c_uint32 * len(_CAPSET_HEADER))(*_CAPSET_HEADER)
+    nothing = (ctypes.c_uint32 * len(_CAPSET_NOTHING))(*_CAPSET_NOTHING)
+    if libc.capset(header, nothing) != 0:
+        raise OSError(ctypes.get_errno(), "the child could not give up its capabilities")
 
 
 def _lower_limit(kind: int, wanted: int) -> None:

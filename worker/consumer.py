@@ -147,7 +147,7 @@ class Consumer:
         if isinstance(result, AttemptCost):
             self._job_wall_s = _moving_mean(self._job_wall_s, result.wall_s)
             self._job_cpu_s = _moving_mean(self._job_cpu_s, result.cpu_s)
-        elif isinstance(result, HandBack) and not self._stopping:
+        elif isinstance(result, HandBack) and result.server_away:
             self._server_away.set()
 
     def _forget_deliveries(self) -> None:

@@ -89,6 +89,7 @@ class Janitor:
         """Sweep until told to stop; a broker that is away holds back only what needs it."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._keep_session(stop))
+            group.create_task(self._make_bucket(stop))
             while not await wait_or_stop(stop, self._settings.interval_s):
                 await self._sweep()
 
@@ -207,6 +208,14 @@ class Janitor:
                 DEAD_LETTERS.labels("announced" if announced else "settled").inc()
                 log.warning("dead_letter.taken", job_id=str(letter.message.job_id), announced=announced)
             await letter.ack()
+
+    async def _make_bucket(self, stop: asyncio.Event) -> None:
+        """Create the bucket of a store that is not ours, once it answers."""
+        while not stop.is_set():
+            with contextlib.suppress(StoreUnavailableError):
+                await self._objects.ensure_bucket()
+                return
+            await wait_or_stop(stop, self._settings.interval_s)
 
     async def _keep_session(self, stop: asyncio.Event) -> None:
         while not stop.is_set():

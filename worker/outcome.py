@@ -33,6 +33,7 @@ class HandBack:
     """Not this job's fault (a server is away, or this worker stops): back to the queue, nothing is spent."""
 
     reason: str
+    server_away: bool = False  #: nothing else can be done either until a probe succeeds
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ class Pipeline:
             return Retry("child_died")
         except StoreUnavailableError:
             # A store that answers a probe failed this job only; one that does not is away for everybody.
-            return Retry("store_refused") if await self._objects.probe() else HandBack("store_away")
+            return Retry("store_refused") if await self._objects.probe() else HandBack("store_away", server_away=True)
 
     async def discard(self, claim: Claim) -> None:
         """Delete the variants an attempt may have written, after this worker's settle has ended the job `failed`."""

@@ -27,6 +27,9 @@ CHILD_RSS_BYTES_MAX = 512 * 1024 * 1024
 #: Pictures from this size on are heavy when their decoder needs the whole frame (6 to 15 B a pixel).
 HEAVY_PIXELS_MIN = 12_000_000
 
+#: That is looked for in so many first bytes, so that no hostile file can hold up the event loop.
+HEAVY_HEAD_BYTES = 1024 * 1024
+
 #: `close` gives up waiting for images in hand after this long; they were killed before.
 CLOSE_TIMEOUT_S = 10.0
 
@@ -131,7 +134,7 @@ class Sandbox:
 
     def _turn(self, source: bytes) -> AbstractAsyncContextManager[object]:
         """Return what lets one heavy image through at a time, and all others at once."""
-        header = check_header(source, self._config.limits)
+        header = check_header(source[:HEAVY_HEAD_BYTES], self._config.limits)
         if isinstance(header, FailureCode) or not header.whole_frame:
             return nullcontext()
         heavy = (header.width_px or 0) * (header.height_px or 0) >= HEAVY_PIXELS_MIN

@@ -30,6 +30,8 @@ _ORIENTATION_TURNED_MIN = 5
 # `error` refuses every truncated file and lets sloppy but whole ones pass.
 _STRICT = "[fail_on=error]"
 
+_PROFILED_SPACES = frozenset({"srgb", "rgb", "rgb16", "b-w", "grey16", "cmyk"})
+
 # What libvips and its codecs write when the process may not have more memory.
 _OUT_OF_MEMORY = (
     "out of memory",
@@ -110,10 +112,11 @@ def _check_loaded_header(
 
 def _profiles(header: Any) -> dict[str, str]:
     # Without an embedded profile libvips brings every kind to sRGB by itself, with the same pixels as with
-    # `output_profile` but ten times as fast (that way round goes through floats).
-    if not header.get_typeof("icc-profile-data"):
+    # `output_profile` but ten times as fast (that way round goes through floats). In spaces that depend on no
+    # device (LAB, XYZ, linear light) a profile means nothing, and using it makes the colours wrong.
+    if not header.get_typeof("icc-profile-data") or header.interpretation not in _PROFILED_SPACES:
         return {}
-    # The fallback for a broken profile is right for plain RGB only; it turns LAB, XYZ and scRGB wrong.
+    # The fallback for a broken profile.
     plain_rgb = header.interpretation == "srgb" and header.format == "uchar" and header.bands >= _RGB_BANDS
     return {"output_profile": "srgb"} | ({"input_profile": "srgb"} if plain_rgb else {})
 

@@ -89,6 +89,9 @@ async def supervise(settings: Settings, *, launch: Launch, listener: socket.sock
     async with asyncio.TaskGroup() as group:
         for slot in slots:
             group.create_task(slot.keep(stopping))
+        await stopping.wait()
+        # The children close theirs: from now on clients are told that nobody listens, instead of waiting in vain.
+        listener.close()
 
 
 class _Slot:

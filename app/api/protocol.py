@@ -37,7 +37,7 @@ class EdgeProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take a connection, or turn it away when there are too many."""
-        super().connection_made(transport)  # type: ignore[arg-type] # uvicorn narrows what asyncio gives
+        super().connection_made(cast("asyncio.Transport", transport))
         if len(self.connections) > CONNECTIONS_MAX:
             self._refuse(ServiceError(ErrorCode.BACKLOG_FULL, "Too many connections.", retry_after_s=2))
         self._start_timer()

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
@@ -93,12 +94,12 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _server_config(app: object, settings: Settings) -> uvicorn.Config:
+def _server_config(app: Any, settings: Settings) -> uvicorn.Config:
     # What the servers' libraries have to say about requests, the edge says itself.
     for name in ("uvicorn.error", "python_multipart", "python_multipart.multipart"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     return uvicorn.Config(
-        app,  # type: ignore[arg-type] # ASGI as we write it, with its own names for the types
+        app,
         loop="none",
         http=edge_protocol(header_bytes_max=settings.header_bytes_max),
         ws="none",

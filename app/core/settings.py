@@ -116,7 +116,7 @@ class Settings(BaseSettings):
     image_side_px_max: int = Field(default=ImageLimits().side_px_max, ge=1)
     image_cpu_s_max: float = Field(default=ImageLimits().cpu_s_max, gt=0)
     image_wall_s_max: float = Field(default=ImageLimits().wall_s_max, gt=0)
-    image_memory_bytes_max: int = Field(default=ImageLimits().memory_bytes_max, ge=64 * 1024**2)
+    image_memory_bytes_max: int = Field(default=ImageLimits().memory_bytes_max, ge=192 * 1024**2)
     webp_effort: int = Field(default=TransformParams().webp_effort, ge=0, le=6)
     webp_quality: int = Field(default=TransformParams().webp_quality, ge=1, le=100)
     jpeg_quality: int = Field(default=TransformParams().jpeg_quality, ge=1, le=100)

@@ -207,8 +207,6 @@ def _read_avif(head: bytes) -> _Frame:
     meta_start, meta_end = _find_box(head, b"meta", 0, len(head))
     properties_start, properties_end = _find_box(head, b"iprp", meta_start + 4, meta_end)
     start, end = _find_box(head, b"ipco", properties_start, properties_end)
-    if end > len(head):
-        raise _OutsideHeadError
     frames = [
         _Frame(_uint(head, body + 4, 4), _uint(head, body + 8, 4), whole_frame=True)
         for kind, body, _ in _boxes(head, start, end)
