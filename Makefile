@@ -76,8 +76,18 @@ check-std: ## The part of check that needs nothing but Python 3.9
 	@$(or $(PYTHON),python3) -m tests.repo.tidy
 
 .PHONY: test
-test: setup ## All tests but the long ones, on real servers (at most 20 minutes)
+# Only where it is given to make: a URL that happens to be in the environment means something else.
+ifeq ($(origin URL),command line)
+test:
+	@$(or $(PYTHON),python3) -m tests.smoke $(URL)
+else
+test: setup ## All tests but the long ones, on real servers (at most 20 minutes); URL=… is the smoke of any instance
 	$(PY) -m pytest -m "not long" $(PYTEST_FLAGS)
+endif
+
+.PHONY: validate
+validate: ## The contract's documents against their schemas: PYTHON=… with requirements-dev.txt, 3.9 or newer
+	@$(or $(PYTHON),$(wildcard $(PY)),python3) -m tests.contract.validate
 
 .PHONY: test-long
 test-long: setup ## The long tests: long waits and long faults (at most 75 minutes)
@@ -103,16 +113,27 @@ up: setup ## The local stack, in the background
 down: venv ## Stop the local stack; its data stay
 	$(SPILLWAY) down
 
+.PHONY: try-compose
+try-compose: setup ## Dockerfile and compose.yaml from nothing to finished uploads (needs root or a Docker engine)
+	$(PY) -m deploy.try_compose
+
 .PHONY: docs
-docs: venv ## Render the generated parts of ARCHITECTURE.md
+docs: venv ## Render what is generated of ARCHITECTURE.md and contracts/
 	$(PY) -m stack.docs --write
+	$(PY) -m stack.contract --write
 
 .PHONY: lock
-lock: venv ## Resolve pyproject.toml into requirements.lock (needs uv)
+lock: venv ## Resolve pyproject.toml into requirements.lock and its core for the container image (needs uv)
 	@uv="$$(command -v uv || command -v $(VENV)/bin/uv)" || \
 	{ echo "lock: uv is neither on PATH nor in $(VENV): $(PY) -m pip install uv" >&2; exit 3; }; \
 	"$$uv" pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
-		--all-extras pyproject.toml -o requirements.lock
+		--all-extras pyproject.toml -o requirements.lock && \
+	"$$uv" pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+		--constraint requirements.lock pyproject.toml -o requirements-core.lock && \
+	"$$uv" pip compile --quiet --universal --python-version 3.9 --generate-hashes --no-emit-index-url \
+		--group validate -o requirements-dev.txt && \
+	"$$uv" pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+		--constraint requirements.lock --group image -o deploy/requirements-build.lock
 
 .PHONY: clean
 clean: ## Remove the environment and every cache; data and bench runs stay

@@ -6,7 +6,7 @@ database, so a snapshot that is old by a fraction of a second can under-admit an
 
 import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from app.core.clock import Monotonic
@@ -32,23 +32,29 @@ ASSUMED_JOBS_PER_S = 1.0
 PROMISE_HORIZON_S = 10.0
 #: A snapshot older than this, or than four of its intervals, tells nothing any more.
 SNAPSHOT_AGE_S_MAX = 3.0
+#: Owners at their share that a process remembers until its next snapshot; the others are asked about again.
+FULL_OWNERS_MAX = 1000
 #: Least wait said when the database does not answer.
 OUTAGE_RETRY_AFTER_S = 4.0
 
 _MESSAGES = {
     ErrorCode.BACKLOG_FULL: "The service has all the work it can finish in time.",
+    ErrorCode.OWNER_LIMIT: "You have as much unfinished work here as one owner may have.",
     ErrorCode.STAGING_FULL: "The room for files that wait for processing is full.",
     ErrorCode.DEPENDENCY_UNAVAILABLE: "The database does not answer.",
 }
 
 
 def bounds_of(policy: Policy, *, snapshot: Snapshot, settings: Settings) -> Bounds:
-    """Return what `admit` enforces under a policy; `none` bounds no jobs, every policy bounds the staging bytes."""
-    staging_bytes_max = settings.admission_staging_bytes_max
-    if policy == "none":
-        return Bounds(jobs_max=None, staging_bytes_max=staging_bytes_max)
-    jobs_max = settings.admission_jobs_max or _self_sized_jobs(snapshot)
-    return Bounds(jobs_max=jobs_max, staging_bytes_max=staging_bytes_max)
+    """Return what `admit` enforces under a policy.
+
+    `none` bounds no jobs; every policy bounds the staging bytes and each owner's share.
+    """
+    return Bounds(
+        jobs_max=None if policy == "none" else settings.admission_jobs_max or _self_sized_jobs(snapshot),
+        staging_bytes_max=settings.admission_staging_bytes_max,
+        owner_jobs_max=settings.admission_owner_jobs_max,
+    )
 
 
 def refusal_code(snapshot: Snapshot, *, bounds: Bounds, held_bytes: int, taken_jobs: int = 0) -> ErrorCode | None:
@@ -67,6 +73,11 @@ def retry_after_s(snapshot: Snapshot, *, bounds: Bounds, ahead_jobs: float, rng:
     """
     over_jobs = 0 if bounds.jobs_max is None else max(0, snapshot.jobs_held - bounds.jobs_max)
     return spread_s((over_jobs + 1 + ahead_jobs) / drain_rate_per_s(snapshot), rng=rng)
+
+
+def owner_retry_after_s(snapshot: Snapshot, *, owner_jobs_max: int, rng: random.Random) -> int:
+    """Return whole seconds until one of an owner's `owner_jobs_max` jobs, spread over all that are held, has ended."""
+    return spread_s(snapshot.jobs_held / owner_jobs_max / drain_rate_per_s(snapshot), rng=rng)
 
 
 def spread_s(wait_s: float, *, rng: random.Random) -> int:
@@ -97,6 +108,7 @@ class _Since:
     """What has happened since the newest snapshot."""
 
     full: bool = False
+    full_owners: set[str] = field(default_factory=set)
     too_many_bytes: int | None = None
     taken_jobs: int = 0
     unavailable: bool = False
@@ -153,11 +165,13 @@ class Admission:
         """The newest snapshot, however old, with its bounds; None before the first."""
         return None if self._snapshot is None else (self._snapshot, self._bounds)
 
-    def refuse(self, *, held_bytes: int) -> ServiceError | None:
+    def refuse(self, *, owner: str, held_bytes: int) -> ServiceError | None:
         """Return the refusal of an upload, without a lock or a statement; None when `admit` is to be asked."""
         snapshot = self.snapshot
         if snapshot is None:
             return self.outage()
+        if owner in self._since.full_owners:
+            return self._owner_refusal(snapshot)
         if self._since.full:
             return self._refusal(ErrorCode.BACKLOG_FULL, snapshot)
         if self._since.too_many_bytes is not None and held_bytes >= self._since.too_many_bytes:
@@ -169,10 +183,22 @@ class Admission:
         """Count a place as taken by an `admit` that is being asked, so that a burst does not queue at the gate row."""
         self._since.taken_jobs += 1
 
-    def note_outcome(self, outcome: AdmitOutcome, *, held_bytes: int) -> ServiceError | None:
-        """Return the refusal that `admit` answered; this process counts the gate as full until its next snapshot."""
+    def note_outcome(self, outcome: AdmitOutcome, *, owner: str, held_bytes: int) -> ServiceError | None:
+        """Return the refusal that `admit` answered; None for a place, and for a key that somebody else had first.
+
+        Until its next snapshot this process counts the gate as full; after an owner's share, for that owner only;
+        after a key, for nobody.
+        """
         if outcome is AdmitOutcome.ADMITTED:
             return None
+        if outcome in (AdmitOutcome.KEY_TAKEN, AdmitOutcome.OWNER_LIMIT):
+            self._since.taken_jobs = max(0, self._since.taken_jobs - 1)
+        if outcome is AdmitOutcome.KEY_TAKEN:
+            return None
+        if outcome is AdmitOutcome.OWNER_LIMIT:
+            if len(self._since.full_owners) < FULL_OWNERS_MAX:
+                self._since.full_owners.add(owner)
+            return self._owner_refusal(self._snapshot)
         if outcome is AdmitOutcome.BACKLOG_FULL:
             self._since.full = True
         else:
@@ -194,6 +220,14 @@ class Admission:
         ahead_jobs = self._promises.add(now_s=self._now_s(), rate_per_s=drain_rate_per_s(snapshot))
         wait_s = retry_after_s(snapshot, bounds=self._bounds, ahead_jobs=ahead_jobs, rng=self._rng)
         return self._error(code, wait_s)
+
+    def _owner_refusal(self, snapshot: Snapshot | None) -> ServiceError:
+        # No place was promised to anybody else by what one owner was told.
+        owner_jobs_max = self._bounds.owner_jobs_max or 1
+        if snapshot is None:
+            return self._error(ErrorCode.OWNER_LIMIT, spread_s(OUTAGE_RETRY_AFTER_S, rng=self._rng))
+        wait_s = owner_retry_after_s(snapshot, owner_jobs_max=owner_jobs_max, rng=self._rng)
+        return self._error(ErrorCode.OWNER_LIMIT, wait_s)
 
     def _error(self, code: ErrorCode, wait_s: int) -> ServiceError:
         return ServiceError(code, _MESSAGES[code], retry_after_s=wait_s)

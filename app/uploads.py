@@ -7,43 +7,30 @@ client is not read from.
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterable, Awaitable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from uuid import UUID
 
+from app.accepting import Accepting, CountFailure, header_of, reservation_lost, source_of, unavailable
 from app.core.crashpoints import Crasher
 from app.core.jobstore import JobStore, Reservation, Source
 from app.core.objects import ObjectMissingError, ObjectStore, StoreUnavailableError
 from app.core.postgres import DatabaseUnavailableError
 from app.core.settings import Settings
-from app.core.sniff import Header, check_header
+from app.core.sniff import Header
 from app.core.telemetry import logger
 from app.staging import StagingWriter, StoreCalls
-from contracts.errors import ErrorCode, FailureCode, ServiceError
-from contracts.jobs import JobState
+from contracts.errors import ErrorCode, ServiceError
 from contracts.keys import staging_key
 from contracts.limits import SNIFF_BYTES
 
 #: How long a process that stops waits for the clean-up after its last uploads.
 CLOSE_S_MAX = 2.0
-#: Times an accept is tried, and asked about, when the database does not answer.
-ACCEPT_TRIES_MAX = 2
 #: An upload's lease is renewed this often within its length.
 RENEWALS_PER_LEASE = 3
-#: Said with refusals of an upload in hand.
-RETRY_AFTER_S = 2.0
 
 log = logger()
-
-_HEADER_MESSAGES = {
-    FailureCode.UNSUPPORTED_FORMAT: "The file is not an image of an accepted format.",
-    FailureCode.TOO_MANY_PIXELS: "The image's header announces too many pixels.",
-    FailureCode.TOO_LARGE_DIMENSION: "The image's header announces a side that is too long.",
-}
-
-#: Counts a failed call: kind of server, call.
-CountFailure = Callable[[str, str], None]
 
 
 @dataclass(slots=True)
@@ -70,6 +57,7 @@ class Uploads:
         """Take what uploads need; `leases` has connections that no request can be waiting for."""
         self._settings = settings
         self._limits = settings.image_limits()
+        self._accepting = Accepting(settings, jobs=jobs, store=store, count_failure=count_failure)
         self._crasher = Crasher(settings.crash_point)
         self._jobs = jobs
         self._leases = leases
@@ -92,8 +80,18 @@ class Uploads:
         """How often `renew` is to be called, seconds."""
         return self._settings.upload_lease_s / RENEWALS_PER_LEASE
 
-    async def receive(self, reservation: Reservation, chunks: AsyncIterable[memoryview]) -> Source:
+    async def receive(
+        self,
+        reservation: Reservation,
+        chunks: AsyncIterable[memoryview],
+        *,
+        attachment_id: UUID | None = None,
+        sha256: str | None = None,
+    ) -> Source:
         """Store an admitted upload and make it a queued job; returns only after both are durable.
+
+        With an `attachment_id` it becomes that attachment in the same statement. With a `sha256` (lower-case
+        hexadecimal) the file must have it.
 
         Raises:
             ServiceError: with the code of what was wrong with the file, the client's pace, a server or the
@@ -101,9 +99,9 @@ class Uploads:
         """
         with self._in_hand(reservation) as hand:
             self._crasher.reach("api.reserved")
-            source = await self._stage_or_undo(hand, chunks)
+            source = await self._stage_or_undo(hand, chunks, sha256)
             self._crasher.reach("api.staged")
-            await self._accept(reservation, source)
+            await self._accepting.accept(reservation, source, attachment_id=attachment_id)
             self._crasher.reach("api.accepted")
             log.info("job.accepted", job_id=str(reservation.job_id), source_bytes=source.source_bytes)
             return source
@@ -145,11 +143,11 @@ class Uploads:
             if not self._hands:
                 self._none_in_hand.set()
 
-    async def _stage_or_undo(self, hand: _Hand, chunks: AsyncIterable[memoryview]) -> Source:
+    async def _stage_or_undo(self, hand: _Hand, chunks: AsyncIterable[memoryview], sha256: str | None) -> Source:
         writer = StagingWriter(self._store, self._calls, staging_key(hand.reservation.job_id))
         try:
             async with asyncio.timeout(self._settings.upload_deadline_s) as hand.scope:
-                return await self._stage(writer, chunks)
+                return await self._stage(writer, chunks, sha256)
         except BaseException as error:  # a cancelled upload leaves no more behind than a refused one
             await self._undo(hand.reservation, writer)
             if not isinstance(error, StoreUnavailableError | ObjectMissingError | TimeoutError):
@@ -161,13 +159,13 @@ class Uploads:
     def _why_not_staged(self, hand: _Hand, writer: StagingWriter, error: Exception) -> ServiceError:
         # The janitor alone gives up what is not its own, after it has dropped the reservation.
         if hand.lost or isinstance(error, ObjectMissingError):
-            return _lost()
+            return reservation_lost()
         if isinstance(error, TimeoutError) and not writer.busy:
             return ServiceError(ErrorCode.UPLOAD_TOO_SLOW, "The upload did not end within its time.")
         self._count_failure("store", "stage")
-        return _unavailable("The store for uploads does not answer.")
+        return unavailable("The store for uploads does not answer.")
 
-    async def _stage(self, writer: StagingWriter, chunks: AsyncIterable[memoryview]) -> Source:
+    async def _stage(self, writer: StagingWriter, chunks: AsyncIterable[memoryview], sha256: str | None) -> Source:
         digest, head, source_bytes = hashlib.sha256(), bytearray(), 0
         header: Header | None = None
         async for view in chunks:
@@ -176,26 +174,16 @@ class Uploads:
                 raise ServiceError(ErrorCode.TOO_MANY_BYTES, f"At most {self._limits.source_bytes_max} bytes.")
             if header is None:
                 head += view[: SNIFF_BYTES - len(head)]
-                header = self._check(head) if len(head) >= SNIFF_BYTES else None
+                header = header_of(head, self._limits) if len(head) >= SNIFF_BYTES else None
             digest.update(view)
             await writer.write(view)
         if not source_bytes:
             raise ServiceError(ErrorCode.EMPTY_FILE, "The file has no bytes.")
-        header = header or self._check(head)
+        if sha256 is not None and digest.hexdigest() != sha256:
+            raise ServiceError(ErrorCode.DIGEST_MISMATCH, "The file is not the one that was announced.")
+        header = header or header_of(head, self._limits)
         await writer.finish()
-        return Source(
-            source_bytes=source_bytes,
-            sha256=digest.hexdigest(),
-            format=header.image_format,
-            width=header.width_px,
-            height=header.height_px,
-        )
-
-    def _check(self, head: bytearray) -> Header:
-        verdict = check_header(bytes(head), self._limits)
-        if isinstance(verdict, FailureCode):
-            raise ServiceError(ErrorCode(verdict.value), _HEADER_MESSAGES[verdict])
-        return verdict
+        return source_of(header, source_bytes=source_bytes, sha256=digest.hexdigest())
 
     async def _undo(self, reservation: Reservation, writer: StagingWriter | None) -> None:
         undoing = asyncio.ensure_future(self._abort_and_drop(reservation, writer))
@@ -218,45 +206,3 @@ class Uploads:
             await call
         except (StoreUnavailableError, DatabaseUnavailableError, TimeoutError):
             self._count_failure(server, name)
-
-    async def _accept(self, reservation: Reservation, source: Source) -> None:
-        for _ in range(ACCEPT_TRIES_MAX):
-            state = await self._try_accept(reservation, source)
-            if state is JobState.UPLOADING:
-                continue
-            if state in (None, JobState.DROPPED):
-                await self._quietly("store", "delete", self._store.delete([staging_key(reservation.job_id)]))
-                raise _lost()
-            return
-        raise _unavailable("The database does not answer.")
-
-    async def _try_accept(self, reservation: Reservation, source: Source) -> JobState | None:
-        """Return the reservation's state after an accept; `uploading` when that did not happen."""
-        job_id, token = reservation.job_id, reservation.upload_token
-        try:
-            if await self._jobs.accept(
-                job_id=job_id,
-                upload_token=token,
-                source=source,
-                job_deadline_s=self._settings.job_deadline_s,
-            ):
-                return JobState.QUEUED
-        except DatabaseUnavailableError as error:
-            self._count_failure("database", "accept")
-            if not error.outcome_unknown:
-                return JobState.UPLOADING
-        try:
-            return await self._jobs.upload_state(job_id=job_id, upload_token=token)
-        except DatabaseUnavailableError as error:
-            self._count_failure("database", "upload_state")
-            raise _unavailable("The database does not answer.") from error
-
-
-def _unavailable(message: str) -> ServiceError:
-    return ServiceError(ErrorCode.DEPENDENCY_UNAVAILABLE, message, retry_after_s=RETRY_AFTER_S)
-
-
-def _lost() -> ServiceError:
-    return ServiceError(
-        ErrorCode.RESERVATION_LOST, "The reservation of this upload ended early.", retry_after_s=RETRY_AFTER_S
-    )

@@ -12,15 +12,27 @@ class ErrorCode(StrEnum):
     FORBIDDEN = "forbidden"
     NOT_FOUND = "not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
+    NOT_READY = "not_ready"
+    KEY_CONFLICT = "key_conflict"
+    KEY_IN_USE = "key_in_use"
+    ALREADY_FINAL = "already_final"
+    ALREADY_ATTACHED = "already_attached"
+    NOT_FAILED = "not_failed"
+    SOURCE_MISSING = "source_missing"
+    UPLOAD_INCOMPLETE = "upload_incomplete"
+    EXPIRED = "expired"
+    RANGE_NOT_SATISFIABLE = "range_not_satisfiable"
     UPLOAD_TOO_SLOW = "upload_too_slow"
     HEADERS_TOO_LARGE = "headers_too_large"
     INTERNAL = "internal"
     TOO_MANY_BYTES = "too_many_bytes"
     UNSUPPORTED_FORMAT = "unsupported_format"
     INVALID_FIELD = "invalid_field"
+    DIGEST_MISMATCH = "digest_mismatch"
     EMPTY_FILE = "empty_file"
     TOO_MANY_PIXELS = "too_many_pixels"
     TOO_LARGE_DIMENSION = "too_large_dimension"
+    OWNER_LIMIT = "owner_limit"
     RATE_LIMITED = "rate_limited"
     BACKLOG_FULL = "backlog_full"
     STAGING_FULL = "staging_full"
@@ -43,6 +55,7 @@ class FailureCode(StrEnum):
     WORKER_LOST = "worker_lost"
     RETRIES_EXHAUSTED = "retries_exhausted"
     DEADLINE_EXCEEDED = "deadline_exceeded"
+    CANCELLED = "cancelled"  #: shown of attachments only; a cancelled job is `cancelled`
     INTERNAL = "internal"
 
 
@@ -59,8 +72,39 @@ FAILURE_MESSAGES: dict[FailureCode, str] = {
     FailureCode.WORKER_LOST: "Processing ended abnormally too many times.",
     FailureCode.RETRIES_EXHAUSTED: "Processing failed too many times for passing reasons.",
     FailureCode.DEADLINE_EXCEEDED: "The job could not be finished in time.",
+    FailureCode.CANCELLED: "The job was cancelled.",
     FailureCode.INTERNAL: "Processing failed for an internal reason.",
 }
+
+
+#: The same in Russian.
+FAILURE_MESSAGES_RU: dict[FailureCode, str] = {
+    FailureCode.INVALID_IMAGE: "Файл не является целым, читаемым изображением.",
+    FailureCode.UNSUPPORTED_FORMAT: "Формат изображения не поддерживается.",
+    FailureCode.TOO_MANY_PIXELS: "Слишком много пикселей.",
+    FailureCode.TOO_LARGE_DIMENSION: "Слишком длинная сторона изображения.",
+    FailureCode.IMAGE_TOO_COMPLEX: "Структура изображения слишком сложна для безопасного раскодирования.",
+    FailureCode.IMAGE_TIME_LIMIT: "Обработка изображения заняла слишком много времени.",
+    FailureCode.IMAGE_MEMORY_LIMIT: "Для обработки изображения не хватило памяти.",
+    FailureCode.SOURCE_MISSING: "Загруженного файла больше нет в хранилище.",
+    FailureCode.WORKER_LOST: "Обработка слишком часто обрывалась.",
+    FailureCode.RETRIES_EXHAUSTED: "Обработка слишком часто не удавалась по временным причинам.",
+    FailureCode.DEADLINE_EXCEEDED: "Задача не была выполнена вовремя.",
+    FailureCode.CANCELLED: "Задача отменена.",
+    FailureCode.INTERNAL: "Обработка не удалась по внутренней причине.",
+}
+
+
+class Language(StrEnum):
+    """Languages of the messages for people; the first is the default."""
+
+    ENGLISH = "en"
+    RUSSIAN = "ru"
+
+
+def failure_message(code: FailureCode, *, language: Language) -> str:
+    """Return what a person reads for a failure."""
+    return (FAILURE_MESSAGES_RU if language is Language.RUSSIAN else FAILURE_MESSAGES)[code]
 
 
 class ServiceError(Exception):

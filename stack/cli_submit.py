@@ -14,7 +14,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from app.client import Ending, Submission, submit_files
+from app.client import submit_files
+from app.submission import Progress as Step
+from app.submission import Submission, clashing_names
 
 app = typer.Typer()
 
@@ -27,6 +29,7 @@ def submit(
     files: Annotated[list[Path], typer.Argument(help="Image files.", exists=True, dir_okay=False, readable=True)],
     *,
     wait: Annotated[bool, typer.Option("--wait", help="Follow each job to its end.")] = False,
+    save: Annotated[Path | None, typer.Option("--save", help="Wait, and save verified results here.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
     url: Annotated[str, typer.Option("--url", help="Where Spillway answers.")] = URL_DEFAULT,
 ) -> None:
@@ -34,17 +37,19 @@ def submit(
     token = os.environ.get(TOKEN_VARIABLE, "")  # noqa: TID251 - the composition root of this command
     if not token:
         raise typer.BadParameter(f"set {TOKEN_VARIABLE} to a token of `spillway token create`")
+    if save is not None and (clashing := clashing_names(files)):
+        raise typer.BadParameter(f"results of several files would be saved as {', '.join(sorted(clashing))}")
     console = Console(stderr=True)
-    # What is said about a file before its end: a refusal is tried again, and with --wait an accept is followed.
-    passing = {Ending.REFUSED, Ending.ACCEPTED} if wait else {Ending.REFUSED}
     with _progress(console) as progress:
         bar = progress.add_task("files", total=len(files))
 
-        def show(path: Path, outcome: str) -> None:
-            over = outcome not in passing
-            progress.update(bar, advance=1 if over else 0, description=f"{path.name}: {outcome}")
+        def show(step: Step) -> None:
+            progress.update(bar, advance=int(step.over), description=f"{step.path.name}: {step.text}")
 
-        done = asyncio.run(submit_files(files, url=url, token=token, wait=wait, on_progress=show))
+        submitting = submit_files(
+            files, url=url, token=token, wait=wait or save is not None, on_progress=show, save_dir=save
+        )
+        done = asyncio.run(submitting)
     if as_json:
         typer.echo(json.dumps([_as_dict(submission) for submission in done]))
     else:
@@ -65,10 +70,11 @@ def _progress(console: Console) -> Progress:
 
 
 def _table(done: list[Submission]) -> Table:
-    table = Table("file", "outcome", "job", "why", box=None, pad_edge=False)
+    table = Table("file", "outcome", "job", "why", "saved", box=None, pad_edge=False)
     for submission in done:
-        why = submission.code or ""
-        table.add_row(submission.path.name, submission.ending.value, submission.job_id or "", why)
+        why = submission.code or submission.message or ""
+        saved = "\n".join(str(path) for path in submission.saved)
+        table.add_row(submission.path.name, submission.ending.value, submission.job_id or "", why, saved)
     return table
 
 
@@ -78,6 +84,9 @@ def _as_dict(submission: Submission) -> dict[str, Any]:
         "outcome": submission.ending.value,
         "job_id": submission.job_id,
         "code": submission.code,
+        "key": submission.key,
+        "replayed": submission.replayed,
+        "saved": [str(path) for path in submission.saved],
         "tries": submission.tries,
         "job": dict(submission.job),
     }

@@ -6,7 +6,7 @@ Invariant: a token's secret is printed once, when it is made, and kept nowhere.
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +16,7 @@ import typer
 
 from app.core.postgres import DatabaseUnavailableError, open_database, pool_settings
 from app.core.settings import Settings, load_settings
-from app.core.tokens import TokenEntry, TokenStore
+from app.core.tokens import Scope, TokenEntry, TokenStore
 from stack.errors import EnvironmentUnfitError
 from stack.state import StateFile
 
@@ -35,13 +35,20 @@ DataOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
 OwnerOption = Annotated[str, typer.Option("--owner", help="Whose uploads it stands for.")]
+ScopeOption = Annotated[
+    list[Scope] | None, typer.Option("--scope", help="What it may be used for; give it again for more. Default: user.")
+]
 
 
 @token.command()
-def create(*, owner: OwnerOption, data: DataOption = None, as_json: JsonOption = False) -> None:
+def create(
+    *, owner: OwnerOption, scope: ScopeOption = None, data: DataOption = None, as_json: JsonOption = False
+) -> None:
     """Make a token and print it; it cannot be shown again."""
-    token_id, secret = asyncio.run(_create(settings_of(data), owner))
-    typer.echo(json.dumps({"id": str(token_id), "owner": owner, "token": secret}) if as_json else secret)
+    scopes = scope or [Scope.USER]
+    token_id, secret = asyncio.run(_create(settings_of(data), owner, scopes))
+    shown = {"id": str(token_id), "owner": owner, "scopes": [found.value for found in scopes], "token": secret}
+    typer.echo(json.dumps(shown) if as_json else secret)
 
 
 @token.command(name="list")
@@ -53,7 +60,10 @@ def list_tokens(*, data: DataOption = None, as_json: JsonOption = False) -> None
         return
     for entry in entries:
         revoked = f"revoked {entry.revoked_at:%Y-%m-%d %H:%M}" if entry.revoked_at else "live"
-        typer.echo(f"{entry.id}  {entry.created_at:%Y-%m-%d %H:%M}  {revoked:<24}  {entry.owner}", err=True)
+        scopes = ",".join(entry.scopes)
+        typer.echo(
+            f"{entry.id}  {entry.created_at:%Y-%m-%d %H:%M}  {revoked:<24}  {scopes:<18}  {entry.owner}", err=True
+        )
 
 
 @token.command()
@@ -94,9 +104,9 @@ async def _store(settings: Settings) -> AsyncIterator[TokenStore]:
         await database.close()
 
 
-async def _create(settings: Settings, owner: str) -> tuple[UUID, str]:
+async def _create(settings: Settings, owner: str, scopes: Iterable[Scope]) -> tuple[UUID, str]:
     async with _store(settings) as store:
-        return await store.create(owner=owner)
+        return await store.create(owner=owner, scopes=scopes)
 
 
 async def _entries(settings: Settings) -> list[TokenEntry]:
@@ -109,7 +119,11 @@ async def _revoke(settings: Settings, token_id: UUID) -> bool:
         return await store.revoke(token_id)
 
 
-def _as_dict(entry: TokenEntry) -> dict[str, str | None]:
-    revoked_at = entry.revoked_at.isoformat() if entry.revoked_at else None
-    created_at = entry.created_at.isoformat()
-    return {"id": str(entry.id), "owner": entry.owner, "created_at": created_at, "revoked_at": revoked_at}
+def _as_dict(entry: TokenEntry) -> dict[str, str | list[str] | None]:
+    return {
+        "id": str(entry.id),
+        "owner": entry.owner,
+        "scopes": [scope.value for scope in entry.scopes],
+        "created_at": entry.created_at.isoformat(),
+        "revoked_at": entry.revoked_at.isoformat() if entry.revoked_at else None,
+    }

@@ -8,6 +8,7 @@ import asyncpg
 
 from app.core.backlog import Backlog
 from app.core.jobstore import AdmitOutcome, Bounds, Claim, JobStore, Reservation, Source, StoredVariant
+from app.core.jobviews import JobViews
 from app.core.outbox import Outbox
 from app.core.postgres import Database
 from contracts.images import ImageFormat, TransformParams, VariantName
@@ -27,6 +28,7 @@ class Books:
 
     database: Database
     jobs: JobStore
+    views: JobViews
     outbox: Outbox
     backlog: Backlog
     raw: asyncpg.Connection

@@ -80,7 +80,7 @@ class Connection:
                     break
                 continued = True
             headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-            body = await self.reader.readexactly(int(headers["content-length"]))
+            body = await self.reader.readexactly(int(headers.get("content-length", 0)))
         took_s = time.monotonic() - self.opened_s
         return Answer(status=status, headers=headers, body=body, continued=continued, took_s=took_s)
 

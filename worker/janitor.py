@@ -15,7 +15,8 @@ from app.core.processes import ProcessRegister, ProcessReport
 from app.core.rabbit import BrokerSession, BrokerSettings, BrokerUnavailableError, pause_before_reconnect
 from app.core.role import first_of, wait_or_stop
 from contracts.jobs import JobState
-from contracts.keys import staging_key
+from contracts.keys import inbox_key, staging_key
+from worker.cleaner import Cleaner
 from worker.patience import Patience
 
 log = telemetry.logger()
@@ -51,11 +52,12 @@ DEAD_LETTERS_MAX = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JanitorSettings:
-    """How often and how much is swept."""
+    """How often and how much is swept, and where the broker is."""
 
     interval_s: float
     job_lease_s: float
     upload_lease_s: float
+    broker: BrokerSettings
 
 
 class Janitor:
@@ -68,14 +70,14 @@ class Janitor:
         backlog: Backlog,
         register: ProcessRegister,
         objects: ObjectStore,
-        broker: BrokerSettings,
+        cleaner: Cleaner,
         clock: Monotonic,
     ) -> None:
         self._settings = settings
         self._backlog = backlog
         self._register = register
         self._objects = objects
-        self._broker = broker
+        self._cleaner = cleaner
         self._session: BrokerSession | None = None
         self._short_sweeps = 0
         self._job_patience = Patience(lease_s=settings.job_lease_s, clock=clock)
@@ -115,6 +117,10 @@ class Janitor:
             self._fail_overdue,
             self._clear_staging,
             self._delete_dropped,
+            self._cleaner.expire,
+            self._cleaner.sweep_gone,
+            self._cleaner.purge_failed_sources,
+            self._cleaner.delete_rows,
             self._find_lost_messages,
             self._take_dead_letters,
         )
@@ -177,7 +183,7 @@ class Janitor:
         await self._backlog.delete_dropped(job_ids)
 
     async def _delete_staging(self, job_ids: list[UUID]) -> None:
-        await self._objects.delete([staging_key(job_id) for job_id in job_ids])
+        await self._objects.delete([key(job_id) for job_id in job_ids for key in (staging_key, inbox_key)])
         CLEARED.inc(len(job_ids))
 
     async def _find_lost_messages(self) -> None:
@@ -220,7 +226,7 @@ class Janitor:
     async def _keep_session(self, stop: asyncio.Event) -> None:
         while not stop.is_set():
             with contextlib.suppress(BrokerUnavailableError):
-                async with BrokerSession.open(self._broker) as session:
+                async with BrokerSession.open(self._settings.broker) as session:
                     self._session = session
                     try:
                         await first_of(stop, session.closed)

@@ -15,7 +15,9 @@ from app.core.outbox import Outbox
 from app.core.postgres import Database, Listener, open_database, pool_settings
 from app.core.processes import ProcessRegister, Role
 from app.core.rabbit import broker_settings
+from app.core.retention import Retention, keep_settings
 from app.core.settings import Settings
+from worker.cleaner import Cleaner
 from worker.consumer import Consumer, ConsumerSettings
 from worker.hands import Hands
 from worker.janitor import Janitor, JanitorSettings
@@ -157,16 +159,24 @@ async def _janitor(settings: Settings, stop: asyncio.Event) -> None:
         _registered(settings, "janitor") as (database, register),
         ObjectStore.open(store_settings(settings, connections_max=4)) as objects,
     ):
+        backlog = Backlog(database, rows_max=settings.janitor_rows_max)
+        retention = Retention(
+            database,
+            keep=keep_settings(settings),
+            lease_s=settings.job_lease_s,
+            rows_max=settings.janitor_rows_max,
+        )
         janitor = Janitor(
             JanitorSettings(
                 interval_s=settings.janitor_interval_s,
                 job_lease_s=settings.job_lease_s,
                 upload_lease_s=settings.upload_lease_s,
+                broker=broker_settings(settings),
             ),
-            backlog=Backlog(database, rows_max=settings.janitor_rows_max),
+            backlog=backlog,
             register=register,
             objects=objects,
-            broker=broker_settings(settings),
+            cleaner=Cleaner(retention=retention, backlog=backlog, objects=objects),
             clock=monotonic_s,
         )
         async with role.metrics_port(settings, refresh=janitor.refresh_gauges), asyncio.TaskGroup() as group:

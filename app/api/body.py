@@ -43,7 +43,7 @@ async def read_body(receive: Receive, *, wire: Wire, pace: Pace, monotonic: Mono
         more = message.get("more_body", False)
         _check(message, wire)
         if body_bytes > pace.body_bytes_max:
-            raise ServiceError(ErrorCode.TOO_MANY_BYTES, "The body is larger than the largest file allowed.")
+            raise ServiceError(ErrorCode.TOO_MANY_BYTES, "The body is larger than allowed.")
         if more and waited_s > pace.idle_s_max and body_bytes < pace.rate_bytes_per_s_min * waited_s:
             raise ServiceError(ErrorCode.UPLOAD_TOO_SLOW, f"At least {pace.rate_bytes_per_s_min} bytes a second.")
         if chunk:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from app.api.body import Message, Receive, Send
 from app.api.errors import Answer, problem_answer
 from app.api.metrics import Metrics
-from app.api.wire import UPLOAD_PATH, Scope, header_values, problem_of, set_problem, wire_of
+from app.api.wire import UPLOADS, Scope, header_values, problem_of, set_problem, wire_of
 from app.core.telemetry import logger
 from contracts.errors import ErrorCode, ServiceError
 
@@ -65,7 +65,8 @@ class Exchange:
 
     def _count(self, scope: Scope, one: "_One") -> None:
         # Refused uploads never reach the router that would name their route.
-        route = UPLOAD_PATH if scope["path"] == UPLOAD_PATH else getattr(scope.get("route"), "path", "other")
+        path = scope["path"]
+        route = path if path in UPLOADS else getattr(scope.get("route"), "path", "other")
         method = scope["method"] if scope["method"] in _METHODS else "other"
         self._metrics.requests.labels(route=route, method=method, code=one.status or 0).inc()
         if (code := problem_of(scope)) is not None:

@@ -1,10 +1,10 @@
 """The gate: pure ASGI in front of the framework. An upload is refused or admitted on its headers alone.
 
 Invariant: no body byte is asked for, and no parser runs, before the upload has its place. A refusal takes no lock,
-and no statement unless the token is not remembered or `admit` itself says no.
+and no statement unless the token is not remembered, there is a key to look up, or `admit` itself says no. An upload
+whose key stands for a job takes no place and is refused by no bound.
 """
 
-import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -12,12 +12,15 @@ from app.admission import Admission
 from app.api.authentication import Authenticator
 from app.api.body import Receive, Send
 from app.api.exchange import App, send_problem
+from app.api.filebody import form_of, overhead_bytes_max
 from app.api.metrics import Metrics
-from app.api.multipart import OVERHEAD_BYTES_MAX, boundary_of
-from app.api.wire import UPLOAD_PATH, Admitted, Scope, header_values, set_admitted
-from app.core.jobstore import JobStore, Reservation
+from app.api.promises import promise_of
+from app.api.replays import check_replay, key_in_use
+from app.api.wire import UPLOADS, Admitted, Asked, Replay, Scope, header_values, set_upload
+from app.core.jobstore import JobStore, KnownKey, Operation, UploadKey
 from app.core.postgres import DatabaseUnavailableError
 from app.core.settings import Settings
+from app.reserving import Reserving, Wanted
 from app.uploads import Uploads
 from contracts.errors import ErrorCode, ServiceError
 
@@ -25,6 +28,8 @@ from contracts.errors import ErrorCode, ServiceError
 _HEADER_EXTRA_BYTES = 4
 #: Digits of a Content-Length that anybody means.
 _LENGTH_DIGITS_MAX = 18
+#: Times that a place is asked for with a key that others free and take at the same moment.
+_KEY_TRIES_MAX = 3
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -37,6 +42,7 @@ class GateParts:
     jobs: JobStore
     uploads: Uploads
     admission: Admission
+    reserving: Reserving
     authenticator: Authenticator
     metrics: Metrics
 
@@ -48,39 +54,53 @@ class Gate:
         self._app = app
         self._parts = parts
         self._settings = parts.settings
-        #: Set when the process is told to stop: nothing more is admitted.
-        self.shutting_down = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request through, or answer it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        admitted: Admitted | None = None
+        upload: Admitted | Replay | None = None
         try:
             check_headers(scope["headers"], header_bytes_max=self._settings.header_bytes_max)
-            if scope["path"] == UPLOAD_PATH and scope["method"] == "POST":
-                admitted = await self._admit(scope["headers"])
-                set_admitted(scope, admitted)
+            operation = UPLOADS.get(scope["path"])
+            if operation is not None and scope["method"] == "POST":
+                upload = await self._admit(scope["headers"], operation)
+                set_upload(scope, upload)
         except ServiceError as error:
             await send_problem(scope, send, error)
             return
         try:
             await self._app(scope, receive, send)
         finally:
-            if admitted is not None and not admitted.taken:
-                await self._parts.uploads.drop(admitted.reservation)
+            if isinstance(upload, Admitted) and not upload.taken:
+                await self._parts.uploads.drop(upload.reservation)
 
-    async def _admit(self, headers: Headers) -> Admitted:
-        """Return the place of an upload; the order of the checks is from cheap to dear."""
-        held_bytes = held_bytes_of(headers, file_bytes_max=self._settings.upload_bytes_max)
-        boundary = boundary_of(next(iter(header_values(headers, b"content-type")), None))
-        owner = await self._owner(headers)
-        self._check_process()
-        refusal = self._parts.admission.refuse(held_bytes=held_bytes)
-        if refusal is not None:
-            raise refusal
-        return Admitted(reservation=await self._reserve(owner, held_bytes), boundary=boundary)
+    async def _admit(self, headers: Headers, operation: Operation) -> Admitted | Replay:
+        """Return an upload that may go on; the order of the checks is from cheap to dear."""
+        boundary = form_of(next(iter(header_values(headers, b"content-type")), None))
+        held_bytes = held_bytes_of(
+            headers,
+            file_bytes_max=self._settings.upload_bytes_max,
+            overhead_bytes_max=overhead_bytes_max(boundary),
+        )
+        asked = Asked(
+            operation=operation,
+            boundary=boundary,
+            held_bytes=held_bytes,
+            # Before anything else that a stranger could learn from: evaluated in this order.
+            owner=await self._owner(headers),
+            promise=promise_of(headers, body_is_file=boundary is None),
+        )
+        for _ in range(_KEY_TRIES_MAX):
+            known = await self._known(asked)
+            if known is not None:
+                check_replay(known, asked.promise)
+                return Replay(asked=asked, known=known)
+            admitted = await self._reserve(asked)
+            if admitted is not None:
+                return admitted
+        raise key_in_use()
 
     async def _owner(self, headers: Headers) -> str:
         try:
@@ -89,38 +109,34 @@ class Gate:
             self._parts.metrics.count_failure("database", "token_owner")
             raise self._parts.admission.outage() from error
 
-    def _check_process(self) -> None:
-        if self.shutting_down:
-            raise ServiceError(ErrorCode.SHUTTING_DOWN, "Send the upload again.", retry_after_s=1)
-        if self._parts.uploads.in_flight >= self._settings.uploads_in_flight_max:
-            raise ServiceError(ErrorCode.BACKLOG_FULL, "Too many uploads are on their way.", retry_after_s=2)
-
-    async def _reserve(self, owner: str, held_bytes: int) -> Reservation:
-        reservation = Reservation(
-            job_id=uuid.uuid4(),
-            image_id=uuid.uuid4(),
-            owner=owner,
-            upload_token=uuid.uuid4(),
-            held_bytes=held_bytes,
-        )
-        admission = self._parts.admission
-        admission.note_try()
+    async def _known(self, asked: Asked) -> KnownKey | None:
+        if asked.promise.key is None:
+            return None
         try:
-            outcome = await self._parts.jobs.admit(
-                reservation,
-                bounds=admission.bounds,
-                lease_s=self._settings.upload_lease_s,
-                deadline_s=self._settings.upload_deadline_s,
-            )
+            return await self._parts.jobs.find_key(owner=asked.owner, operation=asked.operation, key=asked.promise.key)
         except DatabaseUnavailableError as error:
-            # Should it have been admitted all the same, its lease runs out and the janitor gives the place back.
-            self._parts.metrics.count_failure("database", "admit")
-            raise admission.note_outage() from error
-        refusal = admission.note_outcome(outcome, held_bytes=held_bytes)
-        if refusal is not None:
-            raise refusal
+            self._parts.metrics.count_failure("database", "find_key")
+            raise self._parts.admission.outage() from error
+
+    async def _reserve(self, asked: Asked) -> Admitted | None:
+        """Return the place, or None when the key was taken since it was looked up."""
+        settings, key = self._settings, asked.promise.key
+        if self._parts.uploads.in_flight >= settings.uploads_in_flight_max:
+            raise ServiceError(ErrorCode.BACKLOG_FULL, "Too many uploads are on their way.", retry_after_s=2)
+        wanted = Wanted(
+            owner=asked.owner,
+            held_bytes=asked.held_bytes,
+            lease_s=settings.upload_lease_s,
+            deadline_s=settings.upload_deadline_s,
+            key=None
+            if key is None
+            else UploadKey(operation=asked.operation, key=key, lifetime_s=settings.key_lifetime_s),
+        )
+        reservation = await self._parts.reserving.reserve(wanted)
+        if reservation is None:
+            return None
         self._parts.metrics.admitted.inc()
-        return reservation
+        return Admitted(asked=asked, reservation=reservation)
 
 
 def check_headers(headers: Iterable[tuple[bytes, bytes]], *, header_bytes_max: int) -> None:
@@ -142,7 +158,7 @@ def check_headers(headers: Iterable[tuple[bytes, bytes]], *, header_bytes_max: i
         raise ServiceError(ErrorCode.MALFORMED_REQUEST, "The Content-Length is not a number.")
 
 
-def held_bytes_of(headers: Headers, *, file_bytes_max: int) -> int:
+def held_bytes_of(headers: Headers, *, file_bytes_max: int, overhead_bytes_max: int) -> int:
     """Return how many bytes an upload holds in the books until it is known: what is announced, else the limit.
 
     Raises:
@@ -154,6 +170,6 @@ def held_bytes_of(headers: Headers, *, file_bytes_max: int) -> int:
     announced_bytes = int(lengths[0]) if lengths else 0
     if not announced_bytes:
         raise ServiceError(ErrorCode.TRUNCATED_BODY, "The request has no body.")
-    if announced_bytes > file_bytes_max + OVERHEAD_BYTES_MAX:
+    if announced_bytes > file_bytes_max + overhead_bytes_max:
         raise ServiceError(ErrorCode.TOO_MANY_BYTES, f"At most {file_bytes_max} bytes.")
     return min(announced_bytes, file_bytes_max)

@@ -152,11 +152,13 @@ async def _first_of(*waits: Coroutine[Any, Any, object]) -> None:
 def environment_of(settings: Settings) -> dict[str, str]:
     """Return the variables from which exactly these settings are parsed again."""
     values = {name: getattr(settings, name) for name in Settings.model_fields}
-    return {
-        PREFIX + name.upper(): value.get_secret_value() if isinstance(value, SecretStr) else str(value)
-        for name, value in values.items()
-        if value is not None
-    }
+    return {PREFIX + name.upper(): _written(value) for name, value in values.items() if value is not None}
+
+
+def _written(value: object) -> str:
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    return ",".join(value) if isinstance(value, tuple) else str(value)
 
 
 def command(module: str) -> list[str]:

@@ -18,6 +18,7 @@ class Metrics:
         self.refusals = telemetry.counter("http_refusals", "Answers with an error code.", "code")
         self.admitted = telemetry.counter("uploads_admitted", "Uploads that got a place.")
         self.accepted = telemetry.counter("uploads_accepted", "Uploads that became a job.")
+        self.replayed = telemetry.counter("uploads_replayed", "Repeated uploads answered with their earlier job.")
         self.upload_bytes = telemetry.counter("upload_bytes", "Bytes of the files accepted.")
         self.upload_seconds = telemetry.histogram("upload_seconds", "Time from admission to acceptance.")
         self._failures = telemetry.counter(

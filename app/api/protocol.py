@@ -59,7 +59,7 @@ class EdgeProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Start a request."""
         super().on_message_begin()
-        set_wire(_plain(self.scope), Wire())
+        set_wire(_plain(self.scope), Wire(abort=self.transport.abort))
         self._in_headers, self._header_bytes, self._begun = True, 0, True
         if self._headers_timer is None:
             self._start_timer()
@@ -72,7 +72,12 @@ class EdgeProtocol(HttpToolsProtocol):
 
     def eof_received(self) -> bool:  # type: ignore[override] # uvicorn always closes; True keeps our side open
         """Keep our side open until the answer is out, and say to its reader that the body will not go on."""
-        return self._break_body(ErrorCode.TRUNCATED_BODY)
+        if not self._break_body(ErrorCode.TRUNCATED_BODY):
+            return False
+        # Whoever waits for more than the body is told as well: this client may be gone.
+        wire_of(_plain(self.cycle.scope)).ended = True
+        self.cycle.message_event.set()
+        return True
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - the library's text stays here
         """Answer what the parser refused, unless a request is still being answered: then that answer comes first."""

@@ -1,16 +1,16 @@
 """The JSON that clients see. Separate from what is stored, so that nothing is shown by accident."""
 
 from datetime import datetime
+from enum import StrEnum
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from app.core.jobstore import JobView, StoredVariant
-from contracts.errors import FAILURE_MESSAGES, FailureCode
+from app.core.jobstore import StoredVariant
+from app.core.jobviews import JobView
+from contracts.errors import FailureCode, Language, failure_message
 from contracts.images import VARIANT_MEDIA_TYPES, VariantName
 from contracts.jobs import FINAL, JobState
-
-#: What an owner reads for each state; the stages of a stop are not shown.
-_SHOWN = {JobState.CANCELLING: JobState.PROCESSING}
 
 
 class _Shown(BaseModel):
@@ -24,6 +24,23 @@ class Accepted(_Shown):
     image_id: str
     status: str
     message: str
+
+
+class AcceptedAttachment(Accepted):
+    """The answer to an accepted upload of an attachment."""
+
+    attachment_id: str
+
+
+class ShownState(StrEnum):
+    """States of a job that its owner can read. A client takes one that it does not know for not final."""
+
+    QUEUED = JobState.QUEUED.value
+    PROCESSING = JobState.PROCESSING.value
+    CANCELLING = JobState.CANCELLING.value
+    READY = JobState.READY.value
+    FAILED = JobState.FAILED.value
+    CANCELLED = JobState.CANCELLED.value
 
 
 class JobError(_Shown):
@@ -45,17 +62,35 @@ class VariantLink(_Shown):
 
 
 class JobStatus(_Shown):
-    """A job as its owner sees it: nothing of a result before `ready`, `error` only when `failed`."""
+    """A job as its owner sees it: nothing of a result before `ready`, `error` only when `failed`.
+
+    `finished_at` and `expires_at` are there when it is final.
+    """
 
     job_id: str
     image_id: str
-    status: str
+    status: ShownState
     created_at: datetime
     finished_at: datetime | None = None
+    expires_at: datetime | None = None
     image_url: str | None = None
     thumb_url: str | None = None
     variants: dict[str, VariantLink] | None = None
     error: JobError | None = None
+
+
+class JobPage(_Shown):
+    """One page of an owner's jobs, newest first; `next_cursor` is missing on the last one."""
+
+    jobs: list[JobStatus]
+    next_cursor: str | None = None
+
+
+class Erasing(_Shown):
+    """The answer while a worker still holds a job of the image: ask again."""
+
+    image_id: str
+    status: Literal["erasing"] = "erasing"
 
 
 def is_final(view: JobView) -> bool:
@@ -63,19 +98,22 @@ def is_final(view: JobView) -> bool:
     return view.state in FINAL
 
 
-def job_status(view: JobView, *, links: dict[VariantName, str]) -> JobStatus:
-    """Return what the owner sees; `links` are the results' addresses, empty unless the job is ready."""
+def job_status(
+    view: JobView, *, links: dict[VariantName, str], expires_at: datetime | None, language: Language
+) -> JobStatus:
+    """Return what the owner of a job that is not expired sees; `links` are the results', empty unless it is ready."""
     stored = {variant.name: variant for variant in view.variants}
     return JobStatus(
         job_id=str(view.job_id),
         image_id=str(view.image_id),
-        status=_SHOWN.get(view.state, view.state).value,
+        status=ShownState(view.state.value),
         created_at=view.accepted_at,
         finished_at=view.finished_at,
+        expires_at=expires_at,
         image_url=links.get(VariantName.OPTIMIZED),
         thumb_url=links.get(VariantName.THUMBNAIL),
         variants={name.value: _link(stored[name], url) for name, url in links.items()} or None,
-        error=None if view.error_code is None else _error(view.error_code),
+        error=None if view.error_code is None else _error(view.error_code, language),
     )
 
 
@@ -90,5 +128,5 @@ def _link(variant: StoredVariant, url: str) -> VariantLink:
     )
 
 
-def _error(code: FailureCode) -> JobError:
-    return JobError(code=code.value, message=FAILURE_MESSAGES[code])
+def _error(code: FailureCode, language: Language) -> JobError:
+    return JobError(code=code.value, message=failure_message(code, language=language))

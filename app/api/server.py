@@ -19,20 +19,25 @@ import uvicorn
 
 from app.admission import Admission
 from app.api.authentication import Authenticator, CacheLimits
-from app.api.exchange import Exchange
-from app.api.gate import Gate, GateParts
+from app.api.content_response import CONTENTS_MAX
+from app.api.edge import edge
 from app.api.health import StoreWatch
 from app.api.metrics import Metrics
 from app.api.protocol import edge_protocol
-from app.api.routes import Services, make_app
+from app.api.services import Services
+from app.api.waiting import POLL_INTERVAL_S, Waiters
 from app.core.clock import monotonic_s
 from app.core.jobstore import JobStore
+from app.core.jobviews import JobViews
+from app.core.messages import MessageStore
 from app.core.objects import ObjectStore, store_settings
 from app.core.postgres import Database, DatabaseUnavailableError, open_database, pool_settings
 from app.core.processes import ProcessRegister, ProcessReport
 from app.core.settings import Settings
 from app.core.telemetry import logger
 from app.core.tokens import TokenStore
+from app.places import Places
+from app.reserving import Reserving
 from app.uploads import Uploads
 
 #: Connections that a request may wait for are none of these: leases, snapshots and reports must not starve.
@@ -71,11 +76,11 @@ async def serve(settings: Settings, *, process: Process, listener: socket.socket
     """Serve until SIGTERM or SIGINT."""
     async with _opened(settings, process) as opened:
         services = opened.services
-        gate = Gate(make_app(services), _gate_parts(services))
-        server = _Server(_server_config(Exchange(gate, metrics=services.metrics), settings))
+        server = _Server(_server_config(edge(services), settings))
 
         def stop() -> None:
-            gate.shutting_down = True
+            services.reserving.shutting_down = True
+            services.waiters.release()
             server.should_exit = True
 
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -126,19 +131,29 @@ async def _opened(settings: Settings, process: Process) -> AsyncIterator[_Opened
         background = await open_database(replace(pool, connections_max=BACKGROUND_CONNECTIONS))
         stack.push_async_callback(background.close)
         store = await stack.enter_async_context(ObjectStore.open(stores))
+        reading = replace(store_settings(settings), connections_max=CONTENTS_MAX)
+        contents = await stack.enter_async_context(ObjectStore.open(reading))
         metrics = Metrics(slot=process.slot)
-        jobs = JobStore(database)
+        jobs, views = JobStore(database), JobViews(database)
         leases = JobStore(background)
         uploads = Uploads(settings, jobs=jobs, leases=leases, store=store, count_failure=metrics.count_failure)
+        admission = Admission(settings, monotonic_s=monotonic_s, rng=random.SystemRandom())
+        reserving = Reserving(jobs=jobs, admission=admission, count_failure=metrics.count_failure)
         services = Services(
             settings=settings,
             jobs=jobs,
+            views=views,
+            messages=MessageStore(database, attachments_max=settings.message_attachments_max),
             store=store,
+            contents=contents,
             uploads=uploads,
-            admission=Admission(settings, monotonic_s=monotonic_s, rng=random.SystemRandom()),
+            admission=admission,
+            reserving=reserving,
+            places=Places(settings, jobs=jobs, store=store, reserving=reserving, count_failure=metrics.count_failure),
             authenticator=_authenticator(settings, database),
             metrics=metrics,
             store_watch=StoreWatch(),
+            waiters=Waiters(views.versions, waiters_max=settings.prefer_waiters_max),
             metrics_dir=process.metrics_dir,
         )
         yield _Opened(services=services, background=background)
@@ -146,18 +161,7 @@ async def _opened(settings: Settings, process: Process) -> AsyncIterator[_Opened
 
 def _authenticator(settings: Settings, database: Database) -> Authenticator:
     limits = CacheLimits(age_s_max=settings.token_cache_s, entries_max=settings.token_cache_entries_max)
-    return Authenticator(TokenStore(database).owner, limits=limits, monotonic_s=monotonic_s)
-
-
-def _gate_parts(services: Services) -> GateParts:
-    return GateParts(
-        settings=services.settings,
-        jobs=services.jobs,
-        uploads=services.uploads,
-        admission=services.admission,
-        authenticator=services.authenticator,
-        metrics=services.metrics,
-    )
+    return Authenticator(TokenStore(database).identity, limits=limits, monotonic_s=monotonic_s)
 
 
 @asynccontextmanager
@@ -185,6 +189,7 @@ async def _looping(opened: _Opened) -> AsyncIterator[None]:
         ("report", report, settings.process_seen_s),
         ("renew", services.uploads.renew, services.uploads.renew_interval_s),
         ("probe", probe, STORE_PROBE_INTERVAL_S),
+        ("waiters", services.waiters.poll, POLL_INTERVAL_S),
     ]
     # The first request finds a snapshot already.
     await asyncio.gather(*(_once(name, step, services) for name, step, _ in steps))

@@ -51,6 +51,16 @@ class JobViews:
         row = await self._db.one(self._sql.find_job, job_id=job_id, owner=owner)
         return None if row is None else view_of(row)
 
+    async def find_image(self, image_id: UUID, *, owner: str) -> JobView | None:
+        """Return the job that stands for an owner's image: its newest ready one, or else its newest."""
+        row = await self._db.one(self._sql.find_image, image_id=image_id, owner=owner)
+        return None if row is None else view_of(row)
+
+    async def jobs_of_image(self, image_id: UUID, *, owner: str) -> list[UUID]:
+        """Return the ids of all jobs of an owner's image."""
+        rows = await self._db.many(self._sql.jobs_of_image, image_id=image_id, owner=owner)
+        return [row["id"] for row in rows]
+
     async def list_jobs(
         self, *, owner: str, states: list[JobState] | None, before: Cursor | None, rows_max: int
     ) -> list[JobView]:

@@ -16,6 +16,7 @@ class AttachOutcome(StrEnum):
     ATTACHED = "attached"
     NOT_FOUND = "not_found"
     ALREADY_ATTACHED = "already_attached"
+    TOO_MANY = "too_many"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,23 +39,33 @@ class Attachment:
 
 
 class MessageStore:
-    """Writes and reads messages."""
+    """Writes and reads messages, each of which names at most `attachments_max` attachments."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, attachments_max: int) -> None:
         self._db = database
+        self._attachments_max = attachments_max
         self._sql = load_queries("messages.sql")
 
     async def create(self, *, message_id: UUID, owner: str, body: str, attachment_ids: Sequence[UUID]) -> AttachOutcome:
         """Write a message and name its attachments, all or nothing. The ids must differ."""
         answer = await self._db.value(
-            self._sql.create_message, id=message_id, owner=owner, body=body, attachment_ids=list(attachment_ids)
+            self._sql.create_message,
+            id=message_id,
+            owner=owner,
+            body=body,
+            attachment_ids=list(attachment_ids),
+            attachments_max=self._attachments_max,
         )
         return AttachOutcome(answer)
 
     async def attach(self, *, message_id: UUID, owner: str, attachment_ids: Sequence[UUID]) -> AttachOutcome:
         """Name attachments in a message that is there. The ids must differ."""
         answer = await self._db.value(
-            self._sql.attach, owner=owner, message_id=message_id, attachment_ids=list(attachment_ids)
+            self._sql.attach,
+            owner=owner,
+            message_id=message_id,
+            attachment_ids=list(attachment_ids),
+            attachments_max=self._attachments_max,
         )
         return AttachOutcome(answer)
 

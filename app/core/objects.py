@@ -4,8 +4,9 @@ Staging, results and health use separate clients, so that a store that hangs on 
 """
 
 import asyncio
+import base64
 import io
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Self
@@ -23,12 +24,15 @@ CONNECT_TIMEOUT_S = 2.0
 PART_BYTES = 5 * 1024 * 1024
 #: DeleteObjects takes at most this many keys.
 DELETE_KEYS_MAX = 1000
+#: What `stream` hands over at once; also about what one reader keeps in memory.
+CHUNK_BYTES = 256 * 1024
 #: A probe that takes longer than this means "away".
 PROBE_TIMEOUT_S = 2.0
 
 SERVER_ERROR = 500
 
 _MISSING_CODES = frozenset({"NoSuchKey", "404", "NotFound", "NoSuchUpload"})
+_CHANGED_CODES = frozenset({"PreconditionFailed", "412"})
 _EXISTS_CODES = frozenset({"BucketAlreadyOwnedByYou", "BucketAlreadyExists"})
 
 
@@ -42,6 +46,27 @@ class ObjectMissingError(Exception):
 
 class ObjectTooLargeError(Exception):
     """The object is larger than the caller allowed."""
+
+
+class ObjectChangedError(Exception):
+    """The object is not the one that the caller had looked at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectInfo:
+    """What the store says of an object; `sha256` (hexadecimal) only when the object was written with it."""
+
+    size_bytes: int
+    etag: str
+    sha256: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignedPut:
+    """A link for one PUT on the public address, and the headers that must go with it as they are."""
+
+    url: str
+    headers: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,8 +166,63 @@ class ObjectStore:
                 body: bytes = await stream.read()
                 return body
 
-    async def copy(self, source_key: str, key: str, *, media_type: str) -> None:
-        """Copy inside the store; the bytes do not pass through this process."""
+    async def head(self, key: str) -> ObjectInfo:
+        """Return what is known of an object without its bytes.
+
+        Raises:
+            ObjectMissingError: there is none.
+        """
+        async with self._call():
+            answer = await self._client.head_object(Bucket=self._settings.bucket, Key=key, ChecksumMode="ENABLED")
+        checksum = answer.get("ChecksumSHA256")
+        return ObjectInfo(
+            size_bytes=answer["ContentLength"],
+            etag=answer["ETag"],
+            sha256=None if checksum is None else base64.b64decode(checksum).hex(),
+        )
+
+    async def stream(self, key: str, *, start: int = 0, length_bytes: int | None = None) -> AsyncGenerator[bytes]:
+        """Yield an object's bytes from `start`, `length_bytes` of them or all, in chunks; close it to end it early.
+
+        Each wait for the store is bounded on its own, so that a slow reader is no slow store.
+
+        Raises:
+            ObjectMissingError: there is none.
+        """
+        ranged = {} if not start and length_bytes is None else {"Range": _range(start, length_bytes)}
+        async with self._call():
+            answer = await self._client.get_object(Bucket=self._settings.bucket, Key=key, **ranged)
+        body = answer["Body"]
+        async with body:
+            while True:
+                async with self._call():
+                    chunk: bytes = await body.read(CHUNK_BYTES)
+                if not chunk:
+                    return
+                yield chunk
+
+    async def get_range(self, key: str, *, start: int, length_bytes: int) -> bytes:
+        """Return up to `length_bytes` bytes of an object that is not empty, from `start`.
+
+        Raises:
+            ObjectMissingError: there is none.
+        """
+        async with self._call():
+            answer = await self._client.get_object(
+                Bucket=self._settings.bucket, Key=key, Range=_range(start, length_bytes)
+            )
+            async with answer["Body"] as body:
+                found: bytes = await body.read()
+        return found[:length_bytes]
+
+    async def copy(self, source_key: str, key: str, *, media_type: str, if_match: str | None = None) -> None:
+        """Copy inside the store; the bytes do not pass through this process.
+
+        Raises:
+            ObjectMissingError: there is no source.
+            ObjectChangedError: the source's ETag is not `if_match`.
+        """
+        condition = {} if if_match is None else {"CopySourceIfMatch": if_match}
         async with self._call():
             await self._client.copy_object(
                 Bucket=self._settings.bucket,
@@ -150,6 +230,7 @@ class ObjectStore:
                 CopySource={"Bucket": self._settings.bucket, "Key": source_key},
                 ContentType=media_type,
                 MetadataDirective="REPLACE",
+                **condition,
             )
 
     async def exists(self, key: str) -> bool:
@@ -162,16 +243,15 @@ class ObjectStore:
         return True
 
     async def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects; missing ones are fine. At most `DELETE_KEYS_MAX` keys."""
-        if not keys:
-            return
-        async with self._call():
-            answer = await self._client.delete_objects(
-                Bucket=self._settings.bucket,
-                Delete={"Objects": [{"Key": key} for key in keys], "Quiet": True},
-            )
-        if answer.get("Errors"):
-            raise StoreUnavailableError("some objects could not be deleted")
+        """Delete objects; missing ones are fine."""
+        for start in range(0, len(keys), DELETE_KEYS_MAX):
+            objects = [{"Key": key} for key in keys[start : start + DELETE_KEYS_MAX]]
+            async with self._call():
+                answer = await self._client.delete_objects(
+                    Bucket=self._settings.bucket, Delete={"Objects": objects, "Quiet": True}
+                )
+            if answer.get("Errors"):
+                raise StoreUnavailableError("some objects could not be deleted")
 
     async def list_keys(self, prefix: str, *, keys_max: int) -> list[str]:
         """Return up to `keys_max` keys under a prefix."""
@@ -237,6 +317,29 @@ class ObjectStore:
             )
         )
 
+    async def presigned_put(
+        self, key: str, *, size_bytes: int, media_type: str, sha256: str, expires_s: int
+    ) -> SignedPut:
+        """Return a link that takes exactly the bytes described, until it expires; no call is made."""
+        checksum = base64.b64encode(bytes.fromhex(sha256)).decode()
+        url = await self._public.generate_presigned_url(
+            "put_object",
+            Params={
+                "Bucket": self._settings.bucket,
+                "Key": key,
+                "ContentLength": size_bytes,
+                "ContentType": media_type,
+                "ChecksumSHA256": checksum,
+            },
+            ExpiresIn=expires_s,
+        )
+        headers = {
+            "Content-Length": str(size_bytes),
+            "Content-Type": media_type,
+            "x-amz-checksum-sha256": checksum,
+        }
+        return SignedPut(url=str(url), headers=headers)
+
     @asynccontextmanager
     async def _call(self) -> AsyncIterator[None]:
         # The client's own read timeout does not bound a PUT (it waits for "100 Continue" without one), so every
@@ -247,11 +350,17 @@ class ObjectStore:
         except ClientError as error:
             if _code(error) in _MISSING_CODES:
                 raise ObjectMissingError(_code(error)) from error
+            if _code(error) in _CHANGED_CODES:
+                raise ObjectChangedError(_code(error)) from error
             if _status(error) >= SERVER_ERROR:
                 raise StoreUnavailableError("the store refused") from error
             raise
         except (BotoCoreError, HTTPClientError, aiohttp.ClientError, OSError, TimeoutError) as error:
             raise StoreUnavailableError("the store did not answer") from error
+
+
+def _range(start: int, length_bytes: int | None) -> str:
+    return f"bytes={start}-" if length_bytes is None else f"bytes={start}-{start + length_bytes - 1}"
 
 
 def _client_config(settings: StoreSettings, *, connections: int) -> Config:

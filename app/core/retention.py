@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from app.core.postgres import Database, load_queries
+from app.core.settings import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,9 +19,21 @@ class Keep:
     failed_source_bytes_max: int
 
 
+def keep_settings(settings: Settings) -> Keep:
+    """Return the retention's part of the settings."""
+    return Keep(
+        ready_s=settings.ready_keep_s,
+        failed_s=settings.failed_keep_s,
+        cancelled_s=settings.cancelled_keep_s,
+        message_s=settings.message_keep_s,
+        gone_s=settings.expired_answers_s,
+        failed_source_bytes_max=settings.failed_source_bytes_max,
+    )
+
+
 @dataclass(frozen=True, slots=True)
-class Expired:
-    """One expired job whose objects are to be swept; `image_gone`: no other job needs the image's original."""
+class Gone:
+    """A cancelled or expired job whose objects are to go; `image_gone`: no other job needs the image's original."""
 
     job_id: UUID
     image_id: UUID
@@ -53,20 +66,20 @@ class Retention:
         rows = await self._db.many(self._sql.expire_messages, keep_s=self._keep.message_s, rows_max=self._rows_max)
         return [row["message_id"] for row in rows]
 
-    async def expired_to_sweep(self) -> list[Expired]:
-        """Return expired jobs whose objects may be there: at once, and once more a lease later for a late writer."""
-        rows = await self._db.many(self._sql.expired_to_sweep, lease_s=self._lease_s, rows_max=self._rows_max)
-        return [Expired(*row) for row in rows]
+    async def gone_to_sweep(self) -> list[Gone]:
+        """Return jobs whose objects may be there: at once, a lease later for a late writer, and before the row goes."""
+        return [Gone(*row) for row in await self._db.many(self._sql.gone_to_sweep, rows_max=self._rows_max)]
 
     async def note_objects_gone(self, job_ids: list[UUID]) -> int:
-        """Note that the objects of expired jobs were deleted; returns how many."""
-        return len(await self._db.many(self._sql.note_objects_gone, job_ids=job_ids))
+        """Note that the objects of these jobs were deleted, and when to look again; returns how many."""
+        rows = await self._db.many(
+            self._sql.note_objects_gone, job_ids=job_ids, lease_s=self._lease_s, gone_s=self._keep.gone_s
+        )
+        return len(rows)
 
     async def delete_expired(self) -> int:
-        """Delete rows of expired jobs after their second sweep and their time of answering 410; returns how many."""
-        rows = await self._db.many(
-            self._sql.delete_expired, lease_s=self._lease_s, gone_s=self._keep.gone_s, rows_max=self._rows_max
-        )
+        """Delete rows of expired jobs after their last sweep and their time of answering 410; returns how many."""
+        rows = await self._db.many(self._sql.delete_expired, gone_s=self._keep.gone_s, rows_max=self._rows_max)
         return len(rows)
 
     async def delete_expired_keys(self) -> int:

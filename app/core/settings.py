@@ -3,15 +3,34 @@
 `.env.example` documents each variable with its unit, default and effect; a test holds the two together.
 """
 
-from typing import Literal, Self
+import re
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, SecretStr, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from app.core.crashpoints import CrashPoint
 from contracts.images import ImageLimits, TransformParams
 
 PREFIX = "SPILLWAY_"
+
+#: Scheme, host and port as a browser writes them: no path, no wildcard.
+_ORIGIN = re.compile(r"https?://[a-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9a-f:]+\](:[0-9]{1,5})?")
+
+
+def _split(value: object) -> object:
+    return tuple(part for part in re.split(r"[\s,]+", value) if part) if isinstance(value, str) else value
+
+
+def _exact(origins: tuple[str, ...]) -> tuple[str, ...]:
+    for origin in origins:
+        if not _ORIGIN.fullmatch(origin):
+            raise ValueError(f"{origin!r} is no origin: write https://host or https://host:port, in lower case")
+    return origins
+
+
+#: Written with commas or spaces between.
+Origins = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split), AfterValidator(_exact)]
 
 
 class Settings(BaseSettings):
@@ -62,7 +81,8 @@ class Settings(BaseSettings):
     page_rows_max: int = Field(default=100, ge=1, le=1000)
     message_attachments_max: int = Field(default=20, ge=1, le=1000)
     auth_failures_per_minute_max: int = Field(default=60, ge=1)
-    cors_origins: tuple[str, ...] = ()
+    cors_origins: Origins = ()
+    metrics_token_required: bool = False
 
     # Admission
     admission_policy: Literal["none", "count"] = "count"

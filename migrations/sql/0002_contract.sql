@@ -56,11 +56,17 @@ ALTER TABLE spillway.jobs
     ADD COLUMN version integer NOT NULL DEFAULT 1,
     ADD COLUMN erase_asked_at timestamptz,
     ADD COLUMN expired_at timestamptz,
-    ADD COLUMN objects_gone_at timestamptz,
+    -- When the store is to be looked at (again) for what a cancelled or expired job left: at once, a lease later for a
+    -- late writer, and once more before the row goes.
+    ADD COLUMN sweep_due_at timestamptz,
     ADD CONSTRAINT jobs_declared_whole CHECK (
         num_nonnulls(declared_bytes, declared_sha256, declared_media_type) IN (0, 3));
 CREATE INDEX jobs_final_by_age ON spillway.jobs (state, finished_at) WHERE state IN ('ready', 'failed', 'cancelled');
 CREATE INDEX jobs_expired ON spillway.jobs (expired_at) WHERE state = 'expired';
+CREATE INDEX jobs_to_sweep ON spillway.jobs (sweep_due_at) WHERE sweep_due_at IS NOT NULL;
+CREATE INDEX jobs_to_erase ON spillway.jobs (erase_asked_at)
+    WHERE erase_asked_at IS NOT NULL AND state IN ('ready', 'failed', 'cancelled');
+CREATE INDEX jobs_failed_sources ON spillway.jobs (finished_at) WHERE state = 'failed' AND bytes_book = 'failed_source';
 CREATE INDEX jobs_listing ON spillway.jobs (owner, accepted_at DESC, id DESC)
     WHERE state NOT IN ('uploading', 'dropped');
 CREATE INDEX jobs_by_image ON spillway.jobs (image_id);
@@ -74,6 +80,7 @@ BEGIN
     END IF;
     IF TG_TABLE_NAME = 'jobs' THEN
         NEW.version := OLD.version + 1;
+        NEW.sweep_due_at := CASE WHEN NEW.state IN ('cancelled', 'expired') THEN clock_timestamp() END;
         IF NEW.state = 'expired' THEN
             NEW.expired_at := clock_timestamp();
         END IF;
@@ -291,23 +298,33 @@ BEGIN
     RETURN CASE WHEN NOT v_found THEN NULL WHEN v_stopping THEN 'stopping' ELSE 'erased' END;
 END $$;
 
--- Attach: names uploads of one owner in one of its messages; answers attached, not_found or already_attached.
-CREATE FUNCTION spillway.attach(p_owner text, p_message uuid, p_attachments uuid[]) RETURNS text LANGUAGE plpgsql AS $$
+-- Attach: names uploads of one owner in one of its messages, which holds so many at most; answers attached, not_found,
+-- already_attached or too_many.
+CREATE FUNCTION spillway.attach(p_owner text, p_message uuid, p_attachments uuid[], p_attachments_max integer)
+RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
     v_free integer;
     v_known integer;
 BEGIN
-    PERFORM 1 FROM spillway.messages WHERE id = p_message AND owner = p_owner FOR SHARE;
+    -- Exclusive: two at once must not both find room.
+    PERFORM 1 FROM spillway.messages WHERE id = p_message AND owner = p_owner FOR UPDATE;
     IF NOT FOUND THEN
         RETURN 'not_found';
     END IF;
+    -- Jobs before attachments, as everywhere: none of them expires while it is being named.
+    PERFORM 1 FROM spillway.jobs WHERE id IN (
+        SELECT job_id FROM spillway.attachments WHERE id = ANY (p_attachments) AND owner = p_owner)
+    ORDER BY id FOR SHARE;
     PERFORM 1 FROM spillway.attachments WHERE id = ANY (p_attachments) AND owner = p_owner ORDER BY id FOR UPDATE;
-    SELECT count(*), count(*) FILTER (WHERE message_id IS NULL) INTO v_known, v_free
-    FROM spillway.attachments WHERE id = ANY (p_attachments) AND owner = p_owner;
+    SELECT count(*), count(*) FILTER (WHERE a.message_id IS NULL) INTO v_known, v_free
+    FROM spillway.attachments a JOIN spillway.jobs j ON j.id = a.job_id AND j.state <> 'expired'
+    WHERE a.id = ANY (p_attachments) AND a.owner = p_owner;
     IF v_known <> cardinality(p_attachments) THEN
         RETURN 'not_found';
     ELSIF v_free <> v_known THEN
         RETURN 'already_attached';
+    ELSIF v_known + (SELECT count(*) FROM spillway.attachments WHERE message_id = p_message) > p_attachments_max THEN
+        RETURN 'too_many';
     END IF;
     UPDATE spillway.attachments a SET message_id = p_message, attached_at = clock_timestamp()
     WHERE a.id = ANY (p_attachments);
@@ -315,40 +332,52 @@ BEGIN
 END $$;
 
 -- Create a message and name its attachments, all or nothing.
-CREATE FUNCTION spillway.create_message(p_id uuid, p_owner text, p_body text, p_attachments uuid[])
-RETURNS text LANGUAGE plpgsql AS $$
+CREATE FUNCTION spillway.create_message(
+    p_id uuid, p_owner text, p_body text, p_attachments uuid[], p_attachments_max integer
+) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
     v_answer text;
 BEGIN
     INSERT INTO spillway.messages (id, owner, body) VALUES (p_id, p_owner, p_body);
-    v_answer := spillway.attach(p_owner, p_id, p_attachments);
+    v_answer := spillway.attach(p_owner, p_id, p_attachments, p_attachments_max);
     IF v_answer <> 'attached' THEN
         DELETE FROM spillway.messages WHERE id = p_id;
     END IF;
     RETURN v_answer;
 END $$;
 
--- Expire: final jobs past their retention, never one that a living message names; state first, objects later.
+-- Expire: final jobs past their retention, never one that a living message names, and those asked to be erased while
+-- a worker still held them; state first, objects later.
 CREATE FUNCTION spillway.expire_due(
     p_ready_s double precision, p_failed_s double precision, p_cancelled_s double precision, p_rows_max integer
 ) RETURNS TABLE (job_id uuid) LANGUAGE plpgsql AS $$
 DECLARE
     v_state text;
     v_keep_s double precision;
+    v_due uuid[];
 BEGIN
+    RETURN QUERY
+        WITH due AS (
+            SELECT j.id FROM spillway.jobs j
+            WHERE j.erase_asked_at IS NOT NULL AND j.state IN ('ready', 'failed', 'cancelled')
+            ORDER BY j.erase_asked_at LIMIT p_rows_max FOR UPDATE SKIP LOCKED
+        )
+        UPDATE spillway.jobs j SET state = 'expired' FROM due WHERE j.id = due.id RETURNING j.id;
     FOREACH v_state IN ARRAY ARRAY['ready', 'failed', 'cancelled'] LOOP
         v_keep_s := CASE v_state WHEN 'ready' THEN p_ready_s WHEN 'failed' THEN p_failed_s ELSE p_cancelled_s END;
+        -- Two statements: naming an attachment locks its job, so the second one sees every name given before the lock.
+        SELECT array_agg(due.id) INTO v_due FROM (
+            SELECT j.id FROM spillway.jobs j
+            WHERE j.state = v_state AND j.finished_at < clock_timestamp() - make_interval(secs => v_keep_s)
+                AND NOT EXISTS (
+                    SELECT 1 FROM spillway.attachments a WHERE a.job_id = j.id AND a.message_id IS NOT NULL)
+            ORDER BY j.finished_at LIMIT p_rows_max FOR UPDATE SKIP LOCKED
+        ) AS due;
         RETURN QUERY
-            WITH due AS (
-                SELECT j.id FROM spillway.jobs j
-                WHERE j.state = v_state
-                    AND (j.finished_at < clock_timestamp() - make_interval(secs => v_keep_s)
-                        OR j.erase_asked_at IS NOT NULL)
-                    AND (j.erase_asked_at IS NOT NULL OR NOT EXISTS (
-                        SELECT 1 FROM spillway.attachments a WHERE a.job_id = j.id AND a.message_id IS NOT NULL))
-                ORDER BY j.finished_at LIMIT p_rows_max FOR UPDATE SKIP LOCKED
-            )
-            UPDATE spillway.jobs j SET state = 'expired' FROM due WHERE j.id = due.id RETURNING j.id;
+            UPDATE spillway.jobs j SET state = 'expired'
+            WHERE j.id = ANY (v_due) AND NOT EXISTS (
+                SELECT 1 FROM spillway.attachments a WHERE a.job_id = j.id AND a.message_id IS NOT NULL)
+            RETURNING j.id;
     END LOOP;
 END $$;
 

@@ -7,6 +7,7 @@ import pytest
 
 from app.core.backlog import Backlog
 from app.core.jobstore import JobStore
+from app.core.jobviews import JobViews
 from app.core.outbox import Outbox
 from app.core.postgres import PoolSettings, open_database
 from stack.servers import Servers
@@ -34,7 +35,7 @@ async def books(migrated_url: str) -> AsyncIterator[Books]:
         )
     )
     raw = await asyncpg.connect(migrated_url)
-    found = Books(database, JobStore(database), Outbox(database), Backlog(database, rows_max=100), raw)
+    found = Books(database, JobStore(database), JobViews(database), Outbox(database), Backlog(database, rows_max=100), raw)
     await found.empty()
     yield found
     await found.assert_balanced()

@@ -145,7 +145,7 @@ async def test_complete_publishes_the_result_and_gives_the_place_back(books: Boo
     claim = await books.claimed()
     state = await books.jobs.complete(claim.job_id, claim_token=claim.claim_token, variants=VARIANTS)
     assert state is JobState.READY
-    view = await books.jobs.find_job(claim.job_id, owner=OWNER)
+    view = await books.views.find_job(claim.job_id, owner=OWNER)
     assert view is not None
     assert view.variants == VARIANTS
     assert (await books.gate())["jobs_held"] == 0
@@ -304,7 +304,7 @@ async def test_a_ready_job_cannot_be_replayed_but_expires_once(books: Books) -> 
 async def test_reservations_are_shown_to_nobody_and_jobs_to_their_owner_only(books: Books) -> None:
     reservation = await books.reserve()
     assert isinstance(reservation, Reservation)
-    assert await books.jobs.find_job(reservation.job_id, owner=OWNER) is None
+    assert await books.views.find_job(reservation.job_id, owner=OWNER) is None
     job_id = await books.queued()
-    assert await books.jobs.find_job(job_id, owner=OWNER) is not None
-    assert await books.jobs.find_job(job_id, owner="somebody else") is None
+    assert await books.views.find_job(job_id, owner=OWNER) is not None
+    assert await books.views.find_job(job_id, owner="somebody else") is None

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from app.client import Ending, Patience, Submission, submit_files
+from app.client import submit_files
+from app.submission import Ending, Patience, Submission
 from stack.servers import Servers
 from tests.edge import body, open_edge, post
 from tests.line import Line, photo, until

@@ -81,7 +81,7 @@ def test_a_setting_is_documented_with_effect_unit_and_default(field: str, entrie
         assert info.annotation is not None
         assert plain(TypeAdapter(info.annotation).validate_python(entry.value)) == default
     else:
-        assert default in (None, "")
+        assert default in (None, "", ())
 
 
 def test_every_documented_variable_is_read_somewhere(entries: dict[str, Entry]) -> None:

@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.admission import Admission, bounds_of, poll_after_s, refusal_code, retry_after_s
+from app.admission import (
+    FULL_OWNERS_MAX,
+    Admission,
+    bounds_of,
+    owner_retry_after_s,
+    poll_after_s,
+    refusal_code,
+    retry_after_s,
+)
 from app.core.jobstore import AdmitOutcome, Bounds
 from app.core.processes import Snapshot
 from app.core.settings import Settings
@@ -93,7 +101,7 @@ def test_three_hundred_refusals_are_told_different_times() -> None:
     gate.update(snapshot(held=50, rate_per_s=5.0))
     waits = []
     for _ in range(300):
-        error = gate.refuse(held_bytes=1)
+        error = gate.refuse(owner="ann", held_bytes=1)
         assert error is not None
         waits.append(error.retry_after_s)
         clock.now_s += 0.001
@@ -106,10 +114,10 @@ def test_promises_run_off_with_the_system() -> None:
     gate = admission(clock, admission_jobs_max=50)
     gate.update(snapshot(held=50, rate_per_s=5.0))
     for _ in range(100):
-        gate.refuse(held_bytes=1)
+        gate.refuse(owner="ann", held_bytes=1)
     clock.now_s += 60
     gate.update(snapshot(held=50, rate_per_s=5.0))
-    error = gate.refuse(held_bytes=1)
+    error = gate.refuse(owner="ann", held_bytes=1)
     assert error is not None
     assert error.retry_after_s is not None
     assert error.retry_after_s <= 2
@@ -118,45 +126,45 @@ def test_promises_run_off_with_the_system() -> None:
 def test_without_a_snapshot_the_database_counts_as_away() -> None:
     clock = Clock()
     gate = admission(clock)
-    assert code(gate.refuse(held_bytes=1)) is ErrorCode.DEPENDENCY_UNAVAILABLE
+    assert code(gate.refuse(owner="ann", held_bytes=1)) is ErrorCode.DEPENDENCY_UNAVAILABLE
     gate.update(snapshot())
-    assert gate.refuse(held_bytes=1) is None
+    assert gate.refuse(owner="ann", held_bytes=1) is None
     clock.now_s += 60
-    assert code(gate.refuse(held_bytes=1)) is ErrorCode.DEPENDENCY_UNAVAILABLE
+    assert code(gate.refuse(owner="ann", held_bytes=1)) is ErrorCode.DEPENDENCY_UNAVAILABLE
     assert gate.snapshot is None
 
 
 def test_an_admit_that_failed_closes_the_gate_until_the_next_snapshot() -> None:
     gate = admission(Clock())
     gate.update(snapshot())
-    assert code(gate.note_outcome(AdmitOutcome.BACKLOG_FULL, held_bytes=1)) is ErrorCode.BACKLOG_FULL
-    assert code(gate.refuse(held_bytes=1)) is ErrorCode.BACKLOG_FULL
+    assert code(gate.note_outcome(AdmitOutcome.BACKLOG_FULL, owner="ann", held_bytes=1)) is ErrorCode.BACKLOG_FULL
+    assert code(gate.refuse(owner="ann", held_bytes=1)) is ErrorCode.BACKLOG_FULL
     gate.update(snapshot())
-    assert gate.refuse(held_bytes=1) is None
+    assert gate.refuse(owner="ann", held_bytes=1) is None
 
 
 def test_full_staging_closes_the_gate_for_uploads_as_large_and_not_for_smaller_ones() -> None:
     gate = admission(Clock())
     gate.update(snapshot())
-    gate.note_outcome(AdmitOutcome.STAGING_FULL, held_bytes=500)
-    assert code(gate.refuse(held_bytes=500)) is ErrorCode.STAGING_FULL
-    assert gate.refuse(held_bytes=499) is None
+    gate.note_outcome(AdmitOutcome.STAGING_FULL, owner="ann", held_bytes=500)
+    assert code(gate.refuse(owner="ann", held_bytes=500)) is ErrorCode.STAGING_FULL
+    assert gate.refuse(owner="ann", held_bytes=499) is None
 
 
 def test_an_outage_closes_the_gate_until_the_next_snapshot() -> None:
     gate = admission(Clock())
     gate.update(snapshot())
     assert gate.note_outage().code is ErrorCode.DEPENDENCY_UNAVAILABLE
-    assert code(gate.refuse(held_bytes=1)) is ErrorCode.DEPENDENCY_UNAVAILABLE
+    assert code(gate.refuse(owner="ann", held_bytes=1)) is ErrorCode.DEPENDENCY_UNAVAILABLE
     gate.update(snapshot())
-    assert gate.refuse(held_bytes=1) is None
+    assert gate.refuse(owner="ann", held_bytes=1) is None
 
 
 def test_a_burst_does_not_all_ask_the_database() -> None:
     gate = admission(Clock(), admission_jobs_max=10)
     gate.update(snapshot(held=7))
     asked = 0
-    while gate.refuse(held_bytes=1) is None:
+    while gate.refuse(owner="ann", held_bytes=1) is None:
         gate.note_try()
         asked += 1
     assert asked == 3
@@ -167,3 +175,46 @@ def test_the_poll_hint_is_the_time_to_work_off_what_is_held() -> None:
     assert poll_after_s(snapshot(held=50)) == POLL_AFTER_S
     assert poll_after_s(snapshot(held=50, rate_per_s=10.0)) == 5
     assert poll_after_s(snapshot(held=0, rate_per_s=10.0)) == 1
+
+
+def test_an_owner_at_its_share_is_refused_alone_and_until_the_next_snapshot() -> None:
+    gate = admission(Clock(), admission_owner_jobs_max=2)
+    gate.update(snapshot(held=2))
+    assert gate.bounds.owner_jobs_max == 2
+    refusal = gate.note_outcome(AdmitOutcome.OWNER_LIMIT, owner="ann", held_bytes=1)
+    assert code(refusal) is ErrorCode.OWNER_LIMIT
+    assert refusal is not None
+    assert refusal.retry_after_s is not None
+    assert code(gate.refuse(owner="ann", held_bytes=1)) is ErrorCode.OWNER_LIMIT
+    assert gate.refuse(owner="ben", held_bytes=1) is None
+    gate.update(snapshot(held=2))
+    assert gate.refuse(owner="ann", held_bytes=1) is None
+
+
+def test_owners_at_their_share_are_remembered_within_bounds() -> None:
+    gate = admission(Clock(), admission_owner_jobs_max=1)
+    gate.update(snapshot())
+    for number in range(FULL_OWNERS_MAX + 10):
+        gate.note_outcome(AdmitOutcome.OWNER_LIMIT, owner=f"owner {number}", held_bytes=1)
+    refused = [gate.refuse(owner=f"owner {number}", held_bytes=1) for number in range(FULL_OWNERS_MAX + 10)]
+    assert len([error for error in refused if error]) == FULL_OWNERS_MAX
+
+
+@pytest.mark.parametrize("outcome", [AdmitOutcome.KEY_TAKEN, AdmitOutcome.OWNER_LIMIT])
+def test_what_took_no_place_counts_for_nobody_else(outcome: AdmitOutcome) -> None:
+    gate = admission(Clock(), admission_jobs_max=10)
+    gate.update(snapshot(held=9))
+    for _ in range(5):
+        assert gate.refuse(owner="ben", held_bytes=1) is None
+        gate.note_try()
+        assert code(gate.refuse(owner="ben", held_bytes=1)) is ErrorCode.BACKLOG_FULL
+        gate.note_outcome(outcome, owner="ann", held_bytes=1)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 10**4), st.floats(0, 1000))
+def test_an_owners_wait_is_whole_and_within_its_bounds(held: int, owner_jobs_max: int, rate_per_s: float) -> None:
+    wait_s = owner_retry_after_s(
+        snapshot(held=held, rate_per_s=rate_per_s), owner_jobs_max=owner_jobs_max, rng=random.SystemRandom()
+    )
+    assert isinstance(wait_s, int)
+    assert 1 <= wait_s <= math.ceil(RETRY_AFTER_S_MAX * 1.25)

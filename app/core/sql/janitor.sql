@@ -22,9 +22,11 @@ UNION ALL
 SELECT spillway.give_bytes_back(CAST(:job_ids AS uuid[]));
 
 -- name: dropped_to_delete
--- Dropped rows swept once already and a lease ago: a late writer of theirs has had its time.
+-- Dropped rows swept once already and a lease ago: a late writer of theirs has had its time. The row of a place outlives
+-- its link, and for as long again: whoever began to send with the link's last second may still be sending.
 SELECT id FROM spillway.jobs
 WHERE state = 'dropped' AND held_bytes = 0 AND swept_at < clock_timestamp() - make_interval(secs => :lease_s)
+    AND (declared_bytes IS NULL OR upload_deadline_at + (upload_deadline_at - admitted_at) < clock_timestamp())
 ORDER BY released_at LIMIT :rows_max;
 
 -- name: delete_dropped

@@ -98,6 +98,23 @@ LEFT JOIN spillway.attachments a ON a.job_id = j.id
 LEFT JOIN spillway.messages m ON m.id = a.message_id
 WHERE j.id = :job_id AND j.owner = :owner AND j.state NOT IN ('uploading', 'dropped');
 
+-- name: find_image^
+-- The job that stands for an owner's image: the one its pointer names, or else the newest.
+SELECT j.id, j.image_id, j.owner, j.state, j.version, j.accepted_at, j.finished_at, j.error_code, j.variants,
+    j.source_sha256, j.source_bytes, j.source_format, j.source_width, j.source_height,
+    m.created_at AS message_created_at
+FROM spillway.jobs j
+JOIN spillway.images i ON i.id = j.image_id
+LEFT JOIN spillway.attachments a ON a.job_id = j.id
+LEFT JOIN spillway.messages m ON m.id = a.message_id
+WHERE j.image_id = :image_id AND j.owner = :owner AND j.state NOT IN ('uploading', 'dropped')
+ORDER BY (j.id IS NOT DISTINCT FROM i.ready_job_id) DESC, j.image_version DESC
+LIMIT 1;
+
+-- name: jobs_of_image
+-- The ids of all jobs of an owner's image.
+SELECT id FROM spillway.jobs WHERE image_id = :image_id AND owner = :owner ORDER BY id;
+
 -- name: list_jobs
 -- One page of an owner's jobs, newest first, after a cursor; NULL state means all.
 SELECT j.id, j.image_id, j.owner, j.state, j.version, j.accepted_at, j.finished_at, j.error_code, j.variants,

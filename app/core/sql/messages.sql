@@ -1,10 +1,10 @@
 -- name: create_message$
--- Write a message and name its attachments, all or nothing; answers attached, not_found or already_attached.
-SELECT spillway.create_message(:id, :owner, :body, CAST(:attachment_ids AS uuid[]));
+-- Write a message and name its attachments, all or nothing; answers attached, not_found, already_attached or too_many.
+SELECT spillway.create_message(:id, :owner, :body, CAST(:attachment_ids AS uuid[]), :attachments_max);
 
 -- name: attach$
--- Name attachments in a message that is there; answers attached, not_found or already_attached.
-SELECT spillway.attach(:owner, :message_id, CAST(:attachment_ids AS uuid[]));
+-- Name attachments in a message that is there; answers attached, not_found, already_attached or too_many.
+SELECT spillway.attach(:owner, :message_id, CAST(:attachment_ids AS uuid[]), :attachments_max);
 
 -- name: find_message^
 -- One of an owner's messages.

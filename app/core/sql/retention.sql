@@ -6,26 +6,30 @@ SELECT job_id FROM spillway.expire_due(:ready_s, :failed_s, :cancelled_s, :rows_
 -- Messages past their retention go, and with them what they name.
 SELECT message_id FROM spillway.expire_messages(:keep_s, :rows_max);
 
--- name: expired_to_sweep
--- Expired jobs whose objects may still be there: at once, and once more a lease later for a late writer.
+-- name: gone_to_sweep
+-- Cancelled and expired jobs whose objects may still be there, and whether another job needs the image's original.
 SELECT j.id, j.image_id,
-    NOT EXISTS (SELECT 1 FROM spillway.jobs o WHERE o.image_id = j.image_id AND o.state <> 'expired') AS image_gone
+    NOT EXISTS (SELECT 1 FROM spillway.jobs o
+        WHERE o.image_id = j.image_id AND o.state NOT IN ('dropped', 'cancelled', 'expired')) AS image_gone
 FROM spillway.jobs j
-WHERE j.state = 'expired' AND (j.objects_gone_at IS NULL
-    OR (j.objects_gone_at < j.expired_at + make_interval(secs => :lease_s)
-        AND j.expired_at < clock_timestamp() - make_interval(secs => :lease_s)))
-ORDER BY j.expired_at LIMIT :rows_max;
+WHERE j.sweep_due_at <= clock_timestamp()
+ORDER BY j.sweep_due_at LIMIT :rows_max;
 
 -- name: note_objects_gone
--- The objects of these expired jobs were deleted just now.
-UPDATE spillway.jobs SET objects_gone_at = clock_timestamp()
-WHERE id = ANY (CAST(:job_ids AS uuid[])) AND state = 'expired' RETURNING id;
+-- The objects of these jobs were deleted just now: look again a lease after the end, and before the row goes.
+UPDATE spillway.jobs SET sweep_due_at = CASE
+    WHEN coalesce(expired_at, finished_at) + make_interval(secs => :lease_s) > clock_timestamp()
+        THEN coalesce(expired_at, finished_at) + make_interval(secs => :lease_s)
+    WHEN expired_at + make_interval(secs => :gone_s) > clock_timestamp()
+        THEN expired_at + make_interval(secs => :gone_s)
+    END
+WHERE id = ANY (CAST(:job_ids AS uuid[])) AND state IN ('cancelled', 'expired') RETURNING id;
 
 -- name: delete_expired
--- Rows of expired jobs after their second sweep and the time they answer 410; keys, attachments and images go along.
+-- Rows of expired jobs after their last sweep and the time they answer 410; keys, attachments and images go along.
 WITH due AS (
     SELECT id, image_id FROM spillway.jobs
-    WHERE state = 'expired' AND held_bytes = 0 AND objects_gone_at >= expired_at + make_interval(secs => :lease_s)
+    WHERE state = 'expired' AND held_bytes = 0 AND sweep_due_at IS NULL
         AND expired_at < clock_timestamp() - make_interval(secs => :gone_s)
     ORDER BY expired_at LIMIT :rows_max FOR UPDATE SKIP LOCKED
 ), keys AS (
@@ -49,5 +53,6 @@ RETURNING job_id;
 SELECT id FROM (
     SELECT id, finished_at, sum(held_bytes) OVER (ORDER BY finished_at DESC, id) AS newer_bytes
     FROM spillway.jobs WHERE state = 'failed' AND bytes_book = 'failed_source'
+        AND (SELECT failed_source_bytes FROM spillway.gate WHERE id = 0) > :bytes_max
 ) AS sources
 WHERE newer_bytes > :bytes_max ORDER BY finished_at LIMIT :rows_max;

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Callable
 
-from tests.repo.tidy import documents, owners, quantities, shape, statements, suppressions
+from tests.repo.tidy import contract, documents, owners, quantities, shape, statements, suppressions
 from tests.repo.tidy.sources import ROOT, Finding, Source, load, repository_paths, unexcused
 
 Rule = Callable[[Source], Iterator[Finding]]
@@ -53,9 +53,9 @@ def document_findings(root: Path) -> list[Finding]:
         found += documents.forbidden_text(path, text)
         if path.endswith(".md"):
             found += documents.dead_link(path, text, lambda target: (root / target).exists())
-        if path == "requirements.lock":
+        if path.startswith("requirements"):
             found += documents.loose_lock(path, text)
-    return found
+    return found + list(contract.contract_findings(root))
 
 
 def read_text(path: Path) -> str:

@@ -1,0 +1,51 @@
+"""schemathesis over `contracts/openapi.json` against the running stack: no failure, no undocumented answer."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from stack.servers import Servers
+from tests.edge import open_edge
+from tests.line import Line
+from tests.repo.tidy.sources import ROOT
+
+#: Random cases for each operation and phase; the coverage phase has its own, all of them.
+EXAMPLES_MAX = 8
+TIMEOUT_S = 85
+#: The bound is tested elsewhere; here it would turn valid uploads away.
+ENVIRONMENT = {"SPILLWAY_ADMISSION_JOBS_MAX": "100000"}
+
+
+@pytest.fixture(scope="module")
+async def line(servers: Servers, environment: Mapping[str, str]) -> AsyncIterator[Line]:
+    async with open_edge(servers, environment, env=ENVIRONMENT) as opened:
+        await opened.start("relay", "worker")
+        yield opened
+
+
+def schemathesis(line: Line, environment: Mapping[str, str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run it in a folder of its own, where it keeps its notes; in one thread, since CPython 3.11 parses only in one."""
+    command = [str(Path(sys.executable).with_name("schemathesis"))]
+    command += ["--config-file", str(ROOT / "tests/contract/schemathesis.toml")]
+    command += ["run", str(ROOT / "contracts/openapi.json"), "--url", line.base_url, "--workers", "1"]
+    command += ["--header", f"Authorization: Bearer {line.token}", "--max-examples", str(EXAMPLES_MAX)]
+    env = {**environment, "PYTHONPATH": os.fspath(ROOT), "NO_COLOR": "1"}
+    return subprocess.run(
+        command, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=TIMEOUT_S, errors="replace"
+    )
+
+
+async def test_no_check_of_schemathesis_fails(line: Line, environment: Mapping[str, str], tmp_path: Path) -> None:
+    done = await asyncio.to_thread(schemathesis, line, environment, tmp_path)
+    assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-2000:]
+    assert "No issues found" in done.stdout
+
+
+async def test_nothing_unexpected_happened_meanwhile(line: Line) -> None:
+    unexpected = 'spillway_http_refusals_total{code="internal"}'
+    assert unexpected not in (await line.http.get(f"{line.base_url}/metrics")).text

@@ -1,0 +1,371 @@
+"""Keys and jobs in any order of what clients, workers and the janitor do: model and database never disagree."""
+
+import asyncio
+import threading
+import uuid
+from collections.abc import Awaitable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import asyncpg
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+from app.core.backlog import Backlog
+from app.core.jobstore import (
+    AdmitOutcome,
+    Bounds,
+    EraseOutcome,
+    JobStore,
+    Operation,
+    ReplayOutcome,
+    Reservation,
+    Source,
+    UploadKey,
+)
+from app.core.postgres import Database, PoolSettings, open_database
+from app.core.retention import Keep, Retention
+from contracts.errors import FailureCode
+from contracts.images import ImageFormat, TransformParams
+from contracts.jobs import FINAL, UNFINISHED, JobState
+from stack.servers import Servers
+from tests.books import VARIANTS
+from tests.conftest import TEMPLATE_DATABASE
+
+JOBS_MAX = 4
+OWNER_JOBS_MAX = 3
+HELD_BYTES = 1000
+OWNERS = ("ann", "ben")
+KEYS = ("k1", "k2")
+BOUNDS = Bounds(jobs_max=JOBS_MAX, staging_bytes_max=None, owner_jobs_max=OWNER_JOBS_MAX)
+DAY_S = 86_400.0
+KEEP = Keep(
+    ready_s=DAY_S, failed_s=DAY_S, cancelled_s=DAY_S, message_s=DAY_S, gone_s=DAY_S, failed_source_bytes_max=10**9
+)
+EXAMPLES = 60
+#: Which of the newest jobs a step is about: more than can be unfinished at once.
+PICKS = st.integers(0, JOBS_MAX + 1)
+#: 1 for what should be refused.
+RARELY = st.sampled_from((0, 0, 0, 1))
+STEPS = 40
+
+_T = TypeVar("_T")
+
+
+class Loop:
+    """An event loop of its own: the machine's rules are plain functions."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def run(self, work: Awaitable[_T]) -> _T:
+        async def awaited() -> _T:
+            return await work
+
+        future: Future[_T] = asyncio.run_coroutine_threadsafe(awaited(), self._loop)
+        return future.result(timeout=30)
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+@dataclass(slots=True)
+class Modelled:
+    """What the model knows of one job."""
+
+    reservation: Reservation
+    state: JobState = JobState.UPLOADING
+    claim_token: int = 0
+    erase_asked: bool = False
+    holds_bytes: bool = True
+
+    @property
+    def id(self) -> uuid.UUID:
+        return self.reservation.job_id
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The database under test."""
+
+    loop: Loop
+    database: Database
+    raw: asyncpg.Connection
+
+    def fetch(self, statement: str, *values: Any) -> list[asyncpg.Record]:
+        return self.loop.run(self.raw.fetch(statement, *values))
+
+
+@pytest.fixture(scope="module")
+def world(servers: Servers) -> Iterator[World]:
+    assert servers.postgres is not None
+    url = servers.postgres.create_database(f"m{uuid.uuid4().hex[:12]}", template=TEMPLATE_DATABASE)
+    pool = PoolSettings(url=url, application_name="test", connections_max=2, acquire_timeout_s=5, statement_timeout_s=5)
+    loop = Loop()
+    opened = World(loop, loop.run(open_database(pool)), loop.run(asyncpg.connect(url)))
+    yield opened
+    loop.run(opened.raw.close())
+    loop.run(opened.database.close())
+    loop.close()
+
+
+class JobMachine(RuleBasedStateMachine):
+    """Clients, workers and the janitor, one call at a time, in any order."""
+
+    world: World
+
+    def __init__(self) -> None:
+        super().__init__()
+        database = self.world.database
+        self.run = self.world.loop.run
+        self.store = JobStore(database)
+        self.backlog = Backlog(database, rows_max=100)
+        self.retention = Retention(database, keep=KEEP, lease_s=60, rows_max=100)
+        self.known: dict[uuid.UUID, Modelled] = {}
+        self.keys: dict[tuple[str, str], uuid.UUID] = {}
+        self.world.loop.run(
+            self.world.raw.execute(
+                """TRUNCATE spillway.jobs, spillway.outbox, spillway.images, spillway.owners, spillway.idempotency_keys;
+                UPDATE spillway.gate SET jobs_held = 0, staging_bytes = 0, failed_source_bytes = 0"""
+            )
+        )
+
+    def picked(self, pick: int) -> tuple[uuid.UUID, Modelled | None]:
+        """Return one of the newest jobs, or an id that nobody knows."""
+        newest = list(self.known.values())[::-1]
+        return (newest[pick].id, newest[pick]) if pick < len(newest) else (uuid.uuid4(), None)
+
+    def asker(self, job: Modelled | None, other: int) -> str:
+        """Return the job's owner, or the other one."""
+        owner = OWNERS[0] if job is None else job.reservation.owner
+        return OWNERS[1 - OWNERS.index(owner)] if other else owner
+
+    def held(self, owner: str | None = None) -> int:
+        return sum(
+            job.state in UNFINISHED and (owner is None or job.reservation.owner == owner) for job in self.known.values()
+        )
+
+    @rule(owner=st.sampled_from(OWNERS), key=st.none() | st.sampled_from(KEYS))
+    def admit(self, owner: str, key: str | None) -> None:
+        upload_key = None if key is None else UploadKey(operation=Operation.IMAGE, key=key, lifetime_s=DAY_S)
+        reservation = Reservation(
+            job_id=uuid.uuid4(),
+            image_id=uuid.uuid4(),
+            owner=owner,
+            upload_token=uuid.uuid4(),
+            held_bytes=HELD_BYTES,
+            key=upload_key,
+        )
+        outcome = self.run(self.store.admit(reservation, bounds=BOUNDS, lease_s=DAY_S, deadline_s=DAY_S))
+        if key is not None and (owner, key) in self.keys:
+            expected = AdmitOutcome.KEY_TAKEN
+        elif self.held(owner) >= OWNER_JOBS_MAX:
+            expected = AdmitOutcome.OWNER_LIMIT
+        elif self.held() >= JOBS_MAX:
+            expected = AdmitOutcome.BACKLOG_FULL
+        else:
+            expected = AdmitOutcome.ADMITTED
+            self.known[reservation.job_id] = Modelled(reservation)
+            if key is not None:
+                self.keys[owner, key] = reservation.job_id
+        assert outcome is expected
+
+    @rule(pick=PICKS, wrong=RARELY)
+    def accept(self, pick: int, wrong: int) -> None:
+        job_id, job = self.picked(pick)
+        token = job.reservation.upload_token if job is not None and not wrong else uuid.uuid4()
+        source = Source(source_bytes=900, sha256="ab" * 32, format=ImageFormat.JPEG, width=10, height=20)
+        accepted = self.run(self.store.accept(job_id=job_id, upload_token=token, source=source, job_deadline_s=DAY_S))
+        may = job is not None and not wrong and job.state is JobState.UPLOADING
+        assert accepted is may
+        if job is not None and may:
+            job.state = JobState.QUEUED
+
+    @rule(pick=PICKS)
+    def drop(self, pick: int) -> None:
+        job_id, job = self.picked(pick)
+        token = uuid.uuid4() if job is None else job.reservation.upload_token
+        dropped = self.run(self.store.drop_upload(job_id=job_id, upload_token=token))
+        assert dropped is (job is not None and job.state is JobState.UPLOADING)
+        if job is not None and dropped:
+            job.state = JobState.DROPPED
+            self.forget_keys(job_id)
+
+    @rule(pick=PICKS)
+    def claim(self, pick: int) -> None:
+        job_id, job = self.picked(pick)
+        claim = self.run(self.store.claim(job_id, worker_id=uuid.uuid4(), lease_s=DAY_S, params=TransformParams()))
+        assert (claim is not None) is (job is not None and job.state is JobState.QUEUED)
+        if job is not None and claim is not None:
+            assert claim.claim_token == job.claim_token + 1
+            job.state, job.claim_token = JobState.PROCESSING, claim.claim_token
+
+    @rule(pick=PICKS, how=st.sampled_from(("complete", "fail", "retry")), late=RARELY)
+    def settle(self, pick: int, how: str, late: int) -> None:
+        job_id, job = self.picked(pick)
+        token = (job.claim_token if job is not None else 1) - late
+        state = self.run(self._settled(job_id, token, how))
+        working = job is not None and job.state in (JobState.PROCESSING, JobState.CANCELLING)
+        if job is None or not working or late:
+            assert state is None
+            return
+        ends = {"complete": JobState.READY, "fail": JobState.FAILED, "retry": JobState.QUEUED}
+        expected = JobState.CANCELLED if job.state is JobState.CANCELLING else ends[how]
+        assert state is expected
+        job.state = expected
+
+    def _settled(self, job_id: uuid.UUID, token: int, how: str) -> Awaitable[JobState | None]:
+        if how == "complete":
+            return self.store.complete(job_id, claim_token=token, variants=VARIANTS)
+        if how == "fail":
+            return self.store.fail(job_id, claim_token=token, code=FailureCode.INTERNAL)
+        return self.store.retry(job_id, claim_token=token, delay_s=0, attempt_spent=False, attempts_max=5)
+
+    @rule(pick=PICKS, other=RARELY)
+    def cancel(self, pick: int, other: int) -> None:
+        job_id, job = self.picked(pick)
+        asker = self.asker(job, other)
+        state = self.run(self.store.cancel(job_id, owner=asker))
+        stopped = {
+            JobState.QUEUED: JobState.CANCELLED,
+            JobState.PROCESSING: JobState.CANCELLING,
+            JobState.CANCELLING: JobState.CANCELLING,
+        }
+        mine = job is not None and job.reservation.owner == asker
+        expected = stopped.get(job.state) if job is not None and mine else None
+        assert state is expected
+        if job is not None and expected is not None:
+            job.state = expected
+
+    @rule(pick=PICKS)
+    def replay(self, pick: int) -> None:
+        job_id, job = self.picked(pick)
+        outcome = self.run(self.store.replay(job_id, bounds=BOUNDS, job_deadline_s=DAY_S))
+        if job is None or job.state is not JobState.FAILED:
+            assert outcome is ReplayOutcome.NOT_FAILED
+        elif not job.holds_bytes:
+            assert outcome is ReplayOutcome.SOURCE_MISSING
+        elif self.held() >= JOBS_MAX:
+            assert outcome is ReplayOutcome.BACKLOG_FULL
+        else:
+            assert outcome is ReplayOutcome.QUEUED
+            job.state = JobState.QUEUED
+
+    @rule(pick=PICKS, other=RARELY)
+    def erase(self, pick: int, other: int) -> None:
+        job_id, job = self.picked(pick)
+        image_id = uuid.uuid4() if job is None else job.reservation.image_id
+        asker = self.asker(job, other)
+        outcome = self.run(self.store.erase_image(image_id, owner=asker))
+        hidden = job is None or job.reservation.owner != asker
+        if job is None or hidden or job.state in (JobState.UPLOADING, JobState.DROPPED):
+            assert outcome is None
+            return
+        self.forget_keys(job_id)
+        if job.state in (JobState.PROCESSING, JobState.CANCELLING):
+            assert outcome is EraseOutcome.STOPPING
+            job.state, job.erase_asked = JobState.CANCELLING, True
+        else:
+            assert outcome is EraseOutcome.ERASED
+            job.state = JobState.EXPIRED
+
+    @rule()
+    def expire_due(self) -> None:
+        expired = set(self.run(self.retention.expire_due()))
+        due = {job.id for job in self.known.values() if job.erase_asked and job.state in FINAL - {JobState.EXPIRED}}
+        assert expired == due
+        for job_id in due:
+            self.known[job_id].state = JobState.EXPIRED
+
+    @rule(pick=PICKS)
+    def objects_go(self, pick: int) -> None:
+        job_id, job = self.picked(pick)
+        given = self.run(self.backlog.give_bytes_back([job_id]))
+        assert given == int(job is not None and job.state not in UNFINISHED and job.holds_bytes)
+        if job is not None and given:
+            job.holds_bytes = False
+
+    @rule(pick=PICKS)
+    def forget_dropped(self, pick: int) -> None:
+        job_id, job = self.picked(pick)
+        deleted = self.run(self.backlog.delete_dropped([job_id]))
+        assert deleted == int(job is not None and job.state is JobState.DROPPED and not job.holds_bytes)
+        if deleted:
+            del self.known[job_id]
+
+    def forget_keys(self, job_id: uuid.UUID) -> None:
+        self.keys = {key: stands for key, stands in self.keys.items() if stands != job_id}
+
+    @invariant()
+    def the_rows_are_what_the_model_says(self) -> None:
+        rows = self.world.fetch("SELECT id, state, holds_place, held_bytes > 0 AS holds_bytes FROM spillway.jobs")
+        found = {row["id"]: (row["state"], row["holds_place"], row["holds_bytes"]) for row in rows}
+        assert found == {
+            job.id: (job.state.value, job.state in UNFINISHED, job.holds_bytes) for job in self.known.values()
+        }
+
+    @invariant()
+    def the_books_are_the_sums_of_the_rows(self) -> None:
+        (gate,) = self.world.fetch("SELECT jobs_held, staging_bytes, failed_source_bytes FROM spillway.gate")
+        (sums,) = self.world.fetch(
+            """SELECT count(*) FILTER (WHERE holds_place) AS jobs_held,
+                coalesce(sum(held_bytes) FILTER (WHERE bytes_book = 'staging'), 0)::bigint AS staging_bytes,
+                coalesce(sum(held_bytes) FILTER (WHERE bytes_book = 'failed_source'), 0)::bigint AS failed_source_bytes
+            FROM spillway.jobs"""
+        )
+        assert dict(gate) == dict(sums)
+        assert gate["jobs_held"] <= JOBS_MAX
+
+    @invariant()
+    def every_owners_share_is_what_it_holds(self) -> None:
+        rows = self.world.fetch("SELECT owner, jobs_held FROM spillway.owners")
+        shares = dict.fromkeys(OWNERS, 0) | {row["owner"]: row["jobs_held"] for row in rows}
+        assert shares == {owner: self.held(owner) for owner in OWNERS}
+
+    @invariant()
+    def every_key_stands_for_its_job_and_no_other_key_is_left(self) -> None:
+        rows = self.world.fetch("SELECT owner, key, job_id FROM spillway.idempotency_keys")
+        assert {(row["owner"], row["key"]): row["job_id"] for row in rows} == self.keys
+
+    @invariant()
+    def what_waits_is_announced_and_nothing_else(self) -> None:
+        rows = self.world.fetch("SELECT DISTINCT job_id FROM spillway.outbox")
+        announced = {row["job_id"] for row in rows}
+        waiting = {job.id for job in self.known.values() if job.state is JobState.QUEUED}
+        working = {job.id for job in self.known.values() if job.state in UNFINISHED}
+        assert waiting <= announced <= working
+
+
+def test_no_order_of_calls_makes_books_keys_or_states_disagree(world: World) -> None:
+    JobMachine.world = world
+    bounded = settings(
+        max_examples=EXAMPLES,
+        stateful_step_count=STEPS,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    run_state_machine_as_test(JobMachine, settings=bounded)
+
+
+MUTS={'share': "CREATE OR REPLACE FUNCTION spillway.end_locked(p_job spillway.jobs, p_state text, p_code text, p_variants jsonb)\nRETURNS text LANGUAGE plpgsql AS $$\nDECLARE\n    v_state text := CASE WHEN p_job.state = 'cancelling' THEN 'cancelled' ELSE p_state END;\n    v_failed boolean := v_state = 'failed' AND p_job.held_bytes > 0;\n    v_now timestamptz;\nBEGIN\n    IF v_state = 'ready' THEN\n        UPDATE spillway.images SET ready_version = p_job.image_version, ready_job_id = p_job.id\n        WHERE id = p_job.image_id AND ready_version < p_job.image_version;\n    END IF;\n    DELETE FROM spillway.outbox WHERE job_id = p_job.id;\n    \n    UPDATE spillway.gate SET jobs_held = jobs_held - 1,\n        staging_bytes = staging_bytes - CASE WHEN v_failed THEN p_job.held_bytes ELSE 0 END,\n        failed_source_bytes = failed_source_bytes + CASE WHEN v_failed THEN p_job.held_bytes ELSE 0 END\n    WHERE id = 0;\n    v_now := clock_timestamp();\n    UPDATE spillway.jobs SET state = v_state, holds_place = false, released_at = v_now, finished_at = v_now,\n        error_code = CASE WHEN v_state = 'failed' THEN p_code END,\n        variants = CASE WHEN v_state = 'ready' THEN p_variants END,\n        bytes_book = CASE WHEN v_failed THEN 'failed_source' ELSE bytes_book END,\n        lease_until = NULL, due_at = NULL\n    WHERE id = p_job.id;\n    RETURN v_state;\nEND $$;", 'erasekeys': "CREATE OR REPLACE FUNCTION spillway.erase_image(p_image uuid, p_owner text) RETURNS text LANGUAGE plpgsql AS $$\nDECLARE\n    v_job spillway.jobs;\n    v_found boolean := false;\n    v_stopping boolean := false;\nBEGIN\n    FOR v_job IN SELECT * FROM spillway.jobs\n        WHERE image_id = p_image AND owner = p_owner AND state NOT IN ('uploading', 'dropped')\n        ORDER BY id FOR UPDATE\n    LOOP\n        v_found := true;\n        \n        UPDATE spillway.jobs SET erase_asked_at = coalesce(erase_asked_at, clock_timestamp()) WHERE id = v_job.id;\n        IF v_job.state = 'queued' THEN\n            PERFORM spillway.end_locked(v_job, 'cancelled', NULL, NULL);\n        END IF;\n        IF v_job.state IN ('processing', 'cancelling') THEN\n            UPDATE spillway.jobs SET state = 'cancelling' WHERE id = v_job.id AND state = 'processing';\n            v_stopping := true;\n        ELSE\n            UPDATE spillway.jobs SET state = 'expired' WHERE id = v_job.id AND state <> 'expired';\n        END IF;\n    END LOOP;\n    RETURN CASE WHEN NOT v_found THEN NULL WHEN v_stopping THEN 'stopping' ELSE 'erased' END;\nEND $$;", 'giveheld': "CREATE OR REPLACE FUNCTION spillway.give_bytes_back(p_jobs uuid[]) RETURNS integer LANGUAGE plpgsql AS $$\nDECLARE\n    v_staging bigint;\n    v_failed bigint;\n    v_rows integer;\nBEGIN\n    PERFORM 1 FROM spillway.jobs WHERE id = ANY (p_jobs) ORDER BY id FOR UPDATE;\n    SELECT coalesce(sum(held_bytes) FILTER (WHERE bytes_book = 'staging'), 0),\n        coalesce(sum(held_bytes) FILTER (WHERE bytes_book = 'failed_source'), 0)\n    INTO v_staging, v_failed\n    FROM spillway.jobs WHERE id = ANY (p_jobs) AND NOT holds_place;\n    UPDATE spillway.jobs SET held_bytes = 0, bytes_book = 'none', swept_at = clock_timestamp()\n    WHERE id = ANY (p_jobs) AND bytes_book <> 'none';\n    GET DIAGNOSTICS v_rows = ROW_COUNT;\n    UPDATE spillway.gate SET staging_bytes = staging_bytes - v_staging,\n        failed_source_bytes = failed_source_bytes - v_failed\n    WHERE id = 0 AND v_staging + v_failed > 0;\n    RETURN v_rows;\nEND $$;", 'outbox': "CREATE OR REPLACE FUNCTION spillway.end_locked(p_job spillway.jobs, p_state text, p_code text, p_variants jsonb)\nRETURNS text LANGUAGE plpgsql AS $$\nDECLARE\n    v_state text := CASE WHEN p_job.state = 'cancelling' THEN 'cancelled' ELSE p_state END;\n    v_failed boolean := v_state = 'failed' AND p_job.held_bytes > 0;\n    v_now timestamptz;\nBEGIN\n    IF v_state = 'ready' THEN\n        UPDATE spillway.images SET ready_version = p_job.image_version, ready_job_id = p_job.id\n        WHERE id = p_job.image_id AND ready_version < p_job.image_version;\n    END IF;\n    \n    UPDATE spillway.owners SET jobs_held = jobs_held - 1 WHERE owner = p_job.owner;\n    UPDATE spillway.gate SET jobs_held = jobs_held - 1,\n        staging_bytes = staging_bytes - CASE WHEN v_failed THEN p_job.held_bytes ELSE 0 END,\n        failed_source_bytes = failed_source_bytes + CASE WHEN v_failed THEN p_job.held_bytes ELSE 0 END\n    WHERE id = 0;\n    v_now := clock_timestamp();\n    UPDATE spillway.jobs SET state = v_state, holds_place = false, released_at = v_now, finished_at = v_now,\n        error_code = CASE WHEN v_state = 'failed' THEN p_code END,\n        variants = CASE WHEN v_state = 'ready' THEN p_variants END,\n        bytes_book = CASE WHEN v_failed THEN 'failed_source' ELSE bytes_book END,\n        lease_until = NULL, due_at = NULL\n    WHERE id = p_job.id;\n    RETURN v_state;\nEND $$;", 'replaybook': "CREATE OR REPLACE FUNCTION spillway.replay(p_job uuid, p_jobs_max integer, p_job_deadline_s double precision)\nRETURNS text LANGUAGE plpgsql AS $$\nDECLARE\n    v_job spillway.jobs;\n    v_now timestamptz;\nBEGIN\n    SELECT * INTO v_job FROM spillway.jobs WHERE id = p_job FOR UPDATE;\n    IF NOT FOUND OR v_job.state <> 'failed' THEN\n        RETURN 'not_failed';\n    ELSIF v_job.held_bytes = 0 THEN\n        RETURN 'source_missing';\n    END IF;\n    PERFORM spillway.take_share(v_job.owner, NULL);\n    UPDATE spillway.gate SET jobs_held = jobs_held + 1, staging_bytes = staging_bytes + v_job.held_bytes,\n        failed_source_bytes = failed_source_bytes\n    WHERE id = 0 AND (p_jobs_max IS NULL OR jobs_held < p_jobs_max);\n    IF NOT FOUND THEN\n        UPDATE spillway.owners SET jobs_held = jobs_held - 1 WHERE owner = v_job.owner;\n        RETURN 'backlog_full';\n    END IF;\n    v_now := clock_timestamp();\n    UPDATE spillway.jobs SET state = 'queued', holds_place = true, admitted_at = v_now, released_at = NULL,\n        finished_at = NULL, error_code = NULL, attempts_spent = 0, deaths = 0, bytes_book = 'staging',\n        due_at = v_now, deadline_at = v_now + make_interval(secs => p_job_deadline_s), published_at = NULL,\n        announced_count = 0, announce_again_at = '-infinity'\n    WHERE id = p_job;\n    INSERT INTO spillway.outbox (job_id, available_at) VALUES (p_job, v_now);\n    PERFORM pg_notify('spillway_outbox', '');\n    RETURN 'queued';\nEND $$;"}
+
+@pytest.mark.parametrize("name", list(MUTS))
+def test_mut(world: World, name: str) -> None:
+    JobMachine.world = world
+    rows = world.fetch("SELECT oid::regprocedure::text AS n, pg_get_functiondef(oid) AS d FROM pg_proc WHERE pronamespace='spillway'::regnamespace")
+    world.loop.run(world.raw.execute(MUTS[name]))
+    try:
+        with pytest.raises(BaseException) as e:
+            run_state_machine_as_test(JobMachine, settings=settings(phases=[Phase.generate], max_examples=EXAMPLES, stateful_step_count=STEPS, deadline=None, database=None, suppress_health_check=list(HealthCheck)))
+        print(name, "KILLED", type(e.value))
+    finally:
+        for r in rows:
+            world.loop.run(world.raw.execute(r["d"]))
