@@ -80,7 +80,7 @@ class Submission:
         return self.ending in (Ending.ACCEPTED, Ending.READY)
 
 
-#: Called with a file and what has just become of it, for people who watch.
+#: Called with a file and what has just become of it, for people who watch; `refused` may be followed by another try.
 OnProgress = Callable[[Path, str], None]
 
 
@@ -152,12 +152,13 @@ class Client:
         while True:
             tries += 1
             one = await self._upload(path, tries=tries)
-            self._on_progress(path, one.submission.ending.value)
             # Never earlier than told: the jitter only adds.
             pause_s = self._longer(one.pause_s)
             last = tries >= self._patience.upload_tries_max or self._now_s() + pause_s >= until_s
             if last or not one.again:
+                self._on_progress(path, one.submission.ending.value)
                 return one
+            self._on_progress(path, Ending.REFUSED.value)
             await asyncio.sleep(pause_s)
 
     async def _upload(self, path: Path, *, tries: int) -> _Try:

@@ -204,13 +204,15 @@ class Uploads:
         await asyncio.shield(undoing)
 
     async def _abort_and_drop(self, reservation: Reservation, writer: StagingWriter | None) -> None:
-        if writer is not None:
-            await self._quietly("store", "abort", writer.abort())
-        await self._quietly(
-            "database",
-            "drop_upload",
-            self._jobs.drop_upload(job_id=reservation.job_id, upload_token=reservation.upload_token),
-        )
+        try:
+            if writer is not None:
+                await self._quietly("store", "abort", writer.abort())
+        finally:
+            await self._quietly("database", "drop_upload", self._drop(reservation))
+
+    async def _drop(self, reservation: Reservation) -> None:
+        if await self._jobs.drop_upload(job_id=reservation.job_id, upload_token=reservation.upload_token):
+            logger().info("job.dropped", job_id=str(reservation.job_id))
 
     async def _quietly(self, server: str, name: str, call: Awaitable[object]) -> None:
         # What fails here is repaired by the janitor when the lease has run out.
@@ -228,6 +230,7 @@ class Uploads:
                 await self._quietly("store", "delete", self._store.delete([staging_key(reservation.job_id)]))
                 raise _lost()
             return
+        logger().warning("upload.outcome_unknown", job_id=str(reservation.job_id))
         raise _unavailable("The database does not answer.")
 
     async def _try_accept(self, reservation: Reservation, source: Source) -> JobState | None:
@@ -249,6 +252,7 @@ class Uploads:
             return await self._jobs.upload_state(job_id=job_id, upload_token=token)
         except DatabaseUnavailableError as error:
             self._count_failure("database", "upload_state")
+            logger().warning("upload.outcome_unknown", job_id=str(job_id))
             raise _unavailable("The database does not answer.") from error
 
 
