@@ -11,6 +11,7 @@ from app.core.objects import ObjectStore, StoreUnavailableError
 from app.core.postgres import DatabaseUnavailableError
 from app.core.settings import Settings
 from app.core.sniff import Header, check_header
+from app.core.telemetry import logger
 from contracts.errors import ErrorCode, FailureCode, ServiceError
 from contracts.images import ImageLimits
 from contracts.jobs import FINAL, JobState
@@ -58,6 +59,7 @@ class Accepting:
             if state in (None, JobState.DROPPED):
                 raise reservation_lost()
             return
+        logger().warning("upload.outcome_unknown", job_id=str(reservation.job_id))
         raise unavailable("The database does not answer.")
 
     async def _try(self, reservation: Reservation, source: Source, attachment_id: UUID | None) -> JobState | None:
@@ -80,6 +82,7 @@ class Accepting:
             return await self._jobs.upload_state(job_id=job_id, upload_token=token)
         except DatabaseUnavailableError as error:
             self._count_failure("database", "upload_state")
+            logger().warning("upload.outcome_unknown", job_id=str(job_id))
             raise unavailable("The database does not answer.") from error
 
     async def _delete_staged(self, reservation: Reservation) -> None:

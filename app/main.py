@@ -7,6 +7,7 @@ import argparse
 import asyncio
 import ctypes
 import os
+import resource
 import signal
 import socket
 import sys
@@ -66,6 +67,7 @@ def _foreign_environment() -> dict[str, str]:
 
 def _run_child(*, slot: int, fd: int, parent_pid: int) -> int:
     _die_with(parent_pid)
+    _lift_file_limit()
     settings = load_settings()
     configure_logs(role="api", level=settings.log_level)
     metrics_dir = Path(os.environ[METRICS_DIR_VARIABLE])  # noqa: TID251 - the master put it there for a library
@@ -84,6 +86,12 @@ def _die_with(parent_pid: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:  # it died before we could ask to be told
         sys.exit(1)
+
+
+def _lift_file_limit() -> None:
+    """Allow as many connections as the system grants: the usual soft limit of 1024 is less than we count on."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def main() -> int:

@@ -192,13 +192,15 @@ class Uploads:
         await asyncio.shield(undoing)
 
     async def _abort_and_drop(self, reservation: Reservation, writer: StagingWriter | None) -> None:
-        if writer is not None:
-            await self._quietly("store", "abort", writer.abort())
-        await self._quietly(
-            "database",
-            "drop_upload",
-            self._jobs.drop_upload(job_id=reservation.job_id, upload_token=reservation.upload_token),
-        )
+        try:
+            if writer is not None:
+                await self._quietly("store", "abort", writer.abort())
+        finally:
+            await self._quietly("database", "drop_upload", self._drop(reservation))
+
+    async def _drop(self, reservation: Reservation) -> None:
+        if await self._jobs.drop_upload(job_id=reservation.job_id, upload_token=reservation.upload_token):
+            logger().info("job.dropped", job_id=str(reservation.job_id))
 
     async def _quietly(self, server: str, name: str, call: Awaitable[object]) -> None:
         # What fails here is repaired by the janitor when the lease has run out.

@@ -28,6 +28,7 @@ COMMANDS: dict[str, str] = {
     "migrate": "stack.cli_roles",
     "token": "stack.cli_tokens",
     "submit": "stack.cli_submit",
+    "bench": "stack.cli_bench",
 }
 
 

@@ -204,8 +204,10 @@ async def open_line(roles: Roles, env: dict[str, str]) -> AsyncIterator[Line]:
     raw = await asyncpg.connect(env["SPILLWAY_DATABASE_URL"])
     async with httpx.AsyncClient(timeout=30.0) as http, ObjectStore.open(_store(env)) as objects:
         opened = Line(roles, env, token, http, objects, raw)
-        yield opened
-        await opened.raw.close()
+        try:
+            yield opened
+        finally:
+            await opened.raw.close()
 
 
 def _store(env: dict[str, str]) -> StoreSettings:

@@ -84,22 +84,13 @@ async def _consume(
     objects: ObjectStore,
     sandbox: Sandbox,
 ) -> None:
-    jobs = JobStore(database)
+    jobs, crasher = JobStore(database), Crasher(settings.crash_point)
     hands = Hands(jobs, lease_s=settings.job_lease_s)
-    crasher = Crasher(settings.crash_point)
+    pipeline = Pipeline(objects=objects, sandbox=sandbox, source_bytes_max=settings.upload_bytes_max, crasher=crasher)
     life = Life(
-        LifeSettings(
-            worker_id=register.process_id,
-            params=settings.transform_params(),
-            lease_s=settings.job_lease_s,
-            attempts_max=settings.job_attempts_max,
-            retry_base_s=settings.retry_base_s,
-            retry_cap_s=settings.retry_cap_s,
-        ),
+        _life_settings(settings, register),
         jobs=jobs,
-        pipeline=Pipeline(
-            objects=objects, sandbox=sandbox, source_bytes_max=settings.upload_bytes_max, crasher=crasher
-        ),
+        pipeline=pipeline,
         hands=hands,
         clock=monotonic_s,
         crasher=crasher,
@@ -115,7 +106,7 @@ async def _consume(
         hands=hands,
         jobs=jobs,
     )
-
+    # Heartbeats and reports go on until the last job is settled.
     done = asyncio.Event()
     async with role.metrics_port(settings), asyncio.TaskGroup() as group:
         group.create_task(hands.beat_until(done))
@@ -126,6 +117,17 @@ async def _consume(
             await consumer.run(stop, probe=objects.probe)
         finally:
             done.set()
+
+
+def _life_settings(settings: Settings, register: ProcessRegister) -> LifeSettings:
+    return LifeSettings(
+        worker_id=register.process_id,
+        params=settings.transform_params(),
+        lease_s=settings.job_lease_s,
+        attempts_max=settings.job_attempts_max,
+        retry_base_s=settings.retry_base_s,
+        retry_cap_s=settings.retry_cap_s,
+    )
 
 
 async def _relay(settings: Settings, stop: asyncio.Event) -> None:

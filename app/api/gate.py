@@ -5,7 +5,6 @@ and no statement unless the token is not remembered, there is a key to look up, 
 whose key stands for a job takes no place and is refused by no bound.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from app.admission import Admission
@@ -62,7 +61,7 @@ class Gate:
             return
         upload: Admitted | Replay | None = None
         try:
-            check_headers(scope["headers"], header_bytes_max=self._settings.header_bytes_max)
+            check_head(scope, header_bytes_max=self._settings.header_bytes_max)
             operation = UPLOADS.get(scope["path"])
             if operation is not None and scope["method"] == "POST":
                 upload = await self._admit(scope["headers"], operation)
@@ -139,14 +138,17 @@ class Gate:
         return Admitted(asked=asked, reservation=reservation)
 
 
-def check_headers(headers: Iterable[tuple[bytes, bytes]], *, header_bytes_max: int) -> None:
+def check_head(scope: Scope, *, header_bytes_max: int) -> None:
     """Check what holds for every request.
 
     Raises:
-        ServiceError: `headers_too_large`; `malformed_request` when the end of the body is told in two ways.
+        ServiceError: `headers_too_large`, the address counted in; `malformed_request` when the end of the body is told
+            in two ways.
     """
-    headers = list(headers)
-    if sum(len(name) + len(value) + _HEADER_EXTRA_BYTES for name, value in headers) > header_bytes_max:
+    headers: Headers = scope["headers"]
+    head_bytes = sum(len(name) + len(value) + _HEADER_EXTRA_BYTES for name, value in headers)
+    head_bytes += len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"")
+    if head_bytes > header_bytes_max:
         raise ServiceError(ErrorCode.HEADERS_TOO_LARGE, f"At most {header_bytes_max} bytes of headers.")
     lengths = header_values(headers, b"content-length")
     codings = header_values(headers, b"transfer-encoding")

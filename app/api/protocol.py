@@ -17,30 +17,33 @@ from app.api.errors import problem_answer, raw_answer
 from app.api.wire import Scope, Wire, set_wire, wire_of
 from contracts.errors import ErrorCode, ServiceError
 
-#: Headers must be complete this long after the connection was made or the request began.
-HEADERS_S_MAX = 10.0
 #: Connections that one process keeps open; the next one is answered and closed.
 CONNECTIONS_MAX = 4_000
+#: A refused connection stays open this long, its bytes thrown away, so that its client sees the answer, not a reset.
+LINGER_S = 0.5
 
 
 class EdgeProtocol(HttpToolsProtocol):
-    """One connection. `header_bytes_max` is set on the subclass that a server uses."""
+    """One connection. A server uses a subclass that has the limits set."""
 
     header_bytes_max = 16 * 1024
+    #: Headers must be complete this long after the connection was made or the request began.
+    headers_s_max = 10.0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._in_headers = True
         self._header_bytes = 0
         self._begun = False  #: a request began in the bytes being parsed: they are not all of its headers
-        self._headers_timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._refused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take a connection, or turn it away when there are too many."""
         super().connection_made(cast("asyncio.Transport", transport))
+        self._start_timer()
         if len(self.connections) > CONNECTIONS_MAX:
             self._refuse(ServiceError(ErrorCode.BACKLOG_FULL, "Too many connections.", retry_after_s=2))
-        self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the timer."""
@@ -49,9 +52,11 @@ class EdgeProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse what came; headers that do not end are refused before they are complete."""
+        if self._refused:
+            return
         self._begun = False
         super().data_received(data)
-        if self._in_headers and not self._begun and not self.transport.is_closing():
+        if self._in_headers and not self._begun and not self._refused:
             self._header_bytes += len(data)
             if self._header_bytes > self.header_bytes_max:
                 self._end_with(ErrorCode.HEADERS_TOO_LARGE, f"At most {self.header_bytes_max} bytes of headers.")
@@ -61,7 +66,7 @@ class EdgeProtocol(HttpToolsProtocol):
         super().on_message_begin()
         set_wire(_plain(self.scope), Wire(abort=self.transport.abort))
         self._in_headers, self._header_bytes, self._begun = True, 0, True
-        if self._headers_timer is None:
+        if self._timer is None:
             self._start_timer()
 
     def on_headers_complete(self) -> None:
@@ -72,7 +77,7 @@ class EdgeProtocol(HttpToolsProtocol):
 
     def eof_received(self) -> bool:  # type: ignore[override] # uvicorn always closes; True keeps our side open
         """Keep our side open until the answer is out, and say to its reader that the body will not go on."""
-        if not self._break_body(ErrorCode.TRUNCATED_BODY):
+        if self._refused or not self._break_body(ErrorCode.TRUNCATED_BODY):
             return False
         # Whoever waits for more than the body is told as well: this client may be gone.
         wire_of(_plain(self.cycle.scope)).ended = True
@@ -100,19 +105,22 @@ class EdgeProtocol(HttpToolsProtocol):
 
     def _refuse(self, error: ServiceError) -> None:
         if not self.transport.is_closing():
+            self._refused = True
+            self._stop_timer()
+            self._unset_keepalive_if_required()
             self.transport.write(raw_answer(problem_answer(error)))
-            self.transport.close()
+            self._timer = self.loop.call_later(LINGER_S, self.transport.close)
 
     def _start_timer(self) -> None:
-        self._headers_timer = self.loop.call_later(HEADERS_S_MAX, self._on_slow_headers)
+        self._timer = self.loop.call_later(self.headers_s_max, self._on_slow_headers)
 
     def _stop_timer(self) -> None:
-        if self._headers_timer is not None:
-            self._headers_timer.cancel()
-            self._headers_timer = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _on_slow_headers(self) -> None:
-        self._headers_timer = None
+        self._timer = None
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is not None and not cycle.response_complete:
             self._start_timer()  # these are the headers of the next request; they have time until the answer is out
@@ -124,6 +132,7 @@ def _plain(scope: HTTPScope) -> Scope:
     return cast("Scope", scope)
 
 
-def edge_protocol(*, header_bytes_max: int) -> type[EdgeProtocol]:
-    """Return the protocol with its bound on unfinished headers, bytes."""
-    return type("EdgeProtocol", (EdgeProtocol,), {"header_bytes_max": header_bytes_max})
+def edge_protocol(*, header_bytes_max: int, headers_s_max: float) -> type[EdgeProtocol]:
+    """Return the protocol with its bounds on unfinished headers: bytes and seconds."""
+    limits = {"header_bytes_max": header_bytes_max, "headers_s_max": headers_s_max}
+    return type("EdgeProtocol", (EdgeProtocol,), limits)

@@ -106,7 +106,7 @@ def _server_config(app: Any, settings: Settings) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         loop="none",
-        http=edge_protocol(header_bytes_max=settings.header_bytes_max),
+        http=edge_protocol(header_bytes_max=settings.header_bytes_max, headers_s_max=settings.upload_idle_s_max),
         ws="none",
         lifespan="off",
         log_config=None,

@@ -29,8 +29,6 @@ CHUNK_BYTES = 256 * 1024
 #: A probe that takes longer than this means "away".
 PROBE_TIMEOUT_S = 2.0
 
-SERVER_ERROR = 500
-
 _MISSING_CODES = frozenset({"NoSuchKey", "404", "NotFound", "NoSuchUpload"})
 _CHANGED_CODES = frozenset({"PreconditionFailed", "412"})
 _EXISTS_CODES = frozenset({"BucketAlreadyOwnedByYou", "BucketAlreadyExists"})
@@ -352,9 +350,10 @@ class ObjectStore:
                 raise ObjectMissingError(_code(error)) from error
             if _code(error) in _CHANGED_CODES:
                 raise ObjectChangedError(_code(error)) from error
-            if _status(error) >= SERVER_ERROR:
-                raise StoreUnavailableError("the store refused") from error
-            raise
+            if _code(error) in _EXISTS_CODES:
+                raise
+            # Also what only an operator can mend: a wrong key, a missing bucket. To a client it is our outage.
+            raise StoreUnavailableError(f"the store refused: {_code(error)}") from error
         except (BotoCoreError, HTTPClientError, aiohttp.ClientError, OSError, TimeoutError) as error:
             raise StoreUnavailableError("the store did not answer") from error
 
@@ -381,7 +380,3 @@ def _client_config(settings: StoreSettings, *, connections: int) -> Config:
 
 def _code(error: ClientError) -> str:
     return str(error.response.get("Error", {}).get("Code", ""))
-
-
-def _status(error: ClientError) -> int:
-    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))

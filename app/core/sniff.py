@@ -132,9 +132,9 @@ def _read_frame(head: bytes, image_format: ImageFormat) -> _Frame | None:
     return frame if frame.width_px and frame.height_px else None
 
 
-def _uint(head: bytes, at: int, length: int, order: _ByteOrder = "big") -> int:
-    field = head[at : at + length]
-    if len(field) < length:
+def _uint(head: bytes, at: int, width_bytes: int, order: _ByteOrder = "big") -> int:
+    field = head[at : at + width_bytes]
+    if len(field) < width_bytes:
         raise _OutsideHeadError
     return int.from_bytes(field, order)
 

@@ -9,4 +9,4 @@ class Paced(FastHttpUser):
 
     @task
     def upload(self) -> None:
-        self.client.post("/", data=b"x" * 1000)
+        self.client.post("/", data="x" * 1000)

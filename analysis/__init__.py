@@ -1,0 +1,1 @@
+"""Raw run files to report: load, checks, metrics, figures, report; pure from frames on."""
