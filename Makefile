@@ -15,6 +15,8 @@ RUN ?= latest
 # A Python of your choice: make setup PYTHON=/path/to/python3.12
 PYTHON ?=
 PYTEST_FLAGS ?=
+# Tests wait more than they compute: this many processes at once, each with servers of its own.
+TEST_PROCESSES ?= 3
 
 # Sets `want`: what the environment must have been made of, and where (its scripts hold absolute paths).
 WANT = want="$$(cat requirements.lock pyproject.toml | cksum) $$(pwd -P)"
@@ -82,7 +84,8 @@ test:
 	@$(or $(PYTHON),python3) -m tests.smoke $(URL)
 else
 test: setup ## All tests but the long ones, on real servers (at most 20 minutes); URL=… is the smoke of any instance
-	$(PY) -m pytest -m "not long" $(PYTEST_FLAGS)
+	$(PY) -m pytest -m "not long and not alone" -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_FLAGS)
+	$(PY) -m pytest -m "alone and not long" $(PYTEST_FLAGS)
 endif
 
 .PHONY: validate

@@ -78,7 +78,10 @@ def open_engine(environment: Mapping[str, str], *, data: Path) -> Iterator[Engin
         # Without buildx the client has its own builder only.
         own = {**environment, "DOCKER_HOST": f"unix://{state}/docker.sock", "DOCKER_BUILDKIT": "0"}
         with (state / "log").open("wb") as log:
-            process = subprocess.Popen(_dockerd(state, data), env=own, stdout=log, stderr=subprocess.STDOUT)
+            # In a session of its own: Ctrl-C is ours to handle, while the engine is still needed to take things down.
+            process = subprocess.Popen(
+                _dockerd(state, data), env=own, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
         try:
             _wait_until_it_answers(process, own, log=state / "log")
             yield Engine(own, private=True, compose_command=compose)
@@ -121,9 +124,9 @@ def _stop(process: subprocess.Popen[bytes], state: Path) -> None:
         process.wait()
     # The name space of the containers without a network stays mounted; its folder could not be removed.
     for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines():
-        mount_point = line.split()[1]
-        if mount_point.startswith(f"{state}/"):
-            subprocess.run(["umount", "--lazy", mount_point], check=False)  # noqa: S607 - from the system's path
+        unmount = ["umount", "--lazy", line.split()[1]]
+        if unmount[-1].startswith(f"{state}/"):
+            subprocess.run(unmount, check=False)
 
 
 def _compose_command(environment: Mapping[str, str]) -> tuple[str, ...]:

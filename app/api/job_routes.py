@@ -30,7 +30,7 @@ from contracts.jobs import JobState
 #: Entries of a page when the client does not say.
 PAGE_ROWS = 20
 #: No `limit` asks for more than any setting allows; the setting itself cuts the page short.
-LIMIT_MAX = 1000
+ROWS_MAX = 1000
 
 #: A cancel that finds nothing to do looks why; a replay in between gives it one more try.
 CANCEL_TRIES = 2
@@ -73,7 +73,7 @@ class JobRoutes:
         request: Request,
         state: Annotated[list[ShownState] | None, Query(description="Only jobs in these states.")] = None,
         rows_max: Annotated[
-            int, Query(alias="limit", ge=1, le=LIMIT_MAX, description="Most entries of the page.")
+            int, Query(alias="limit", ge=1, le=ROWS_MAX, description="Most entries of the page.")
         ] = PAGE_ROWS,
         cursor: Annotated[str | None, Query(description="`next_cursor` of the page before.")] = None,
     ) -> Response:

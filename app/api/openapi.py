@@ -198,6 +198,7 @@ def _default(setting: str) -> Any:
 _BODY_BOUNDS = {
     "attachment_ids": {"maxItems": _default("message_attachments_max")},
     "bytes": {"maximum": _default("upload_bytes_max")},
+    "text": {"pattern": r"^[^\u0000]*$"},
 }
 
 

@@ -153,7 +153,7 @@ async def _opened(settings: Settings, process: Process) -> AsyncIterator[_Opened
             authenticator=_authenticator(settings, database),
             metrics=metrics,
             store_watch=StoreWatch(),
-            waiters=Waiters(views.versions, waiters_max=settings.prefer_waiters_max),
+            waiters=Waiters(views.changed, waiters_max=settings.prefer_waiters_max),
             metrics_dir=process.metrics_dir,
         )
         yield _Opened(services=services, background=background)

@@ -5,7 +5,7 @@ all once the process was told to stop.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from uuid import UUID
 
@@ -17,16 +17,18 @@ POLL_INTERVAL_S = 0.5
 #: Jobs asked for with one statement.
 CHUNK_JOBS = 1000
 
-Versions = Callable[[list[UUID]], Awaitable[dict[UUID, int]]]
+#: A job and the version of it that somebody knows.
+Known = tuple[UUID, int]
+Changed = Callable[[Sequence[Known]], Awaitable[list[Known]]]
 
 
 class Waiters:
-    """Everybody who waits in this process, by job."""
+    """Everybody who waits in this process, by what they know."""
 
-    def __init__(self, versions: Versions, *, waiters_max: int) -> None:
-        self._versions = versions
+    def __init__(self, changed: Changed, *, waiters_max: int) -> None:
+        self._changed = changed
         self._waiters_max = waiters_max
-        self._waiting: dict[UUID, dict[asyncio.Future[None], int]] = {}
+        self._waiting: dict[Known, set[asyncio.Future[None]]] = {}
         self._count = 0
         self._released = False
 
@@ -40,13 +42,13 @@ class Waiters:
         """
         if self._released or self._count >= self._waiters_max:
             return False
-        changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         gone = asyncio.create_task(_gone(receive, wire))
-        self._add(job_id, changed, version)
+        self._add((job_id, version), woken)
         try:
-            await asyncio.wait((changed, gone), timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((woken, gone), timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self._remove(job_id, changed)
+            self._remove((job_id, version), woken)
             gone.cancel()
             with suppress(asyncio.CancelledError):
                 await gone
@@ -58,33 +60,33 @@ class Waiters:
         Raises:
             DatabaseUnavailableError: nothing is known, so nobody is woken.
         """
-        job_ids = list(self._waiting)
-        for start in range(0, len(job_ids), CHUNK_JOBS):
-            asked = job_ids[start : start + CHUNK_JOBS]
-            found = await self._versions(asked)
-            for job_id in asked:
-                for changed, version in self._waiting.get(job_id, {}).items():
-                    if found.get(job_id) != version and not changed.done():
-                        changed.set_result(None)
+        known = list(self._waiting)
+        for start in range(0, len(known), CHUNK_JOBS):
+            for changed in await self._changed(known[start : start + CHUNK_JOBS]):
+                _wake(self._waiting.get(changed, ()))
 
     def release(self) -> None:
         """Let everybody go, and hold nobody any more: the process is about to stop."""
         self._released = True
         for waiting in self._waiting.values():
-            for changed in waiting:
-                if not changed.done():
-                    changed.set_result(None)
+            _wake(waiting)
 
-    def _add(self, job_id: UUID, changed: asyncio.Future[None], version: int) -> None:
-        self._waiting.setdefault(job_id, {})[changed] = version
+    def _add(self, known: Known, woken: asyncio.Future[None]) -> None:
+        self._waiting.setdefault(known, set()).add(woken)
         self._count += 1
 
-    def _remove(self, job_id: UUID, changed: asyncio.Future[None]) -> None:
-        waiting = self._waiting[job_id]
-        del waiting[changed]
+    def _remove(self, known: Known, woken: asyncio.Future[None]) -> None:
+        waiting = self._waiting[known]
+        waiting.discard(woken)
         self._count -= 1
         if not waiting:
-            del self._waiting[job_id]
+            del self._waiting[known]
+
+
+def _wake(waiting: Iterable[asyncio.Future[None]]) -> None:
+    for woken in waiting:
+        if not woken.done():
+            woken.set_result(None)
 
 
 async def _gone(receive: Receive, wire: Wire) -> None:

@@ -1,6 +1,7 @@
 """What an owner may see of jobs: reads only, none of which changes, restarts or prolongs anything."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
@@ -75,9 +76,14 @@ class JobViews:
         )
         return [view_of(row) for row in rows]
 
-    async def versions(self, job_ids: list[UUID]) -> dict[UUID, int]:
-        """Return the present version of each of these jobs; a missing one is gone."""
-        return {row["id"]: row["version"] for row in await self._db.many(self._sql.versions, job_ids=job_ids)}
+    async def changed(self, known: Sequence[tuple[UUID, int]]) -> list[tuple[UUID, int]]:
+        """Return which of these jobs, each with the version that is known of it, have another one or are gone."""
+        rows = await self._db.many(
+            self._sql.changed_jobs,
+            job_ids=[job_id for job_id, _ in known],
+            versions=[version for _, version in known],
+        )
+        return [(row["id"], row["version"]) for row in rows]
 
 
 def view_of(row: Record) -> JobView:

@@ -90,7 +90,7 @@ def _curl(url: str, token: str, data: bytes | None) -> Answer:
             command += ["--form", f"file=@{file}"]
         subprocess.run([*command, url], check=True, timeout=2 * TIMEOUT_S)
         # Informational answers come first.
-        last = head.read_text("latin-1").strip().split("\r\n\r\n")[-1]
+        last = head.read_bytes().decode("latin-1").strip().split("\r\n\r\n")[-1]
         status, *lines = last.split("\r\n")
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
         return Answer(int(status.split()[1]), headers, body.read_bytes())

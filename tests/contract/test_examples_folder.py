@@ -61,7 +61,7 @@ async def test_the_curl_lines_work_as_pasted(line: Line, environment: Mapping[st
     assert done.returncode == 0, done.stdout + done.stderr
     heads = re.findall(r"^HTTP/1.1 (\d+)", done.stdout, re.MULTILINE)
     assert [status for status in heads if status != "100"] == ["202", "201", "422"]
-    assert "ready" in done.stdout.splitlines()
+    assert "status: ready" in done.stdout
     assert (folder / "thumbnail.jpg").read_bytes().startswith(b"\xff\xd8")
     jobs = await line.raw.fetchval("SELECT count(*) FROM spillway.jobs WHERE state <> 'dropped'")
     assert jobs == 2, "the repeat under the same key made another job"

@@ -35,7 +35,9 @@ async def books(migrated_url: str) -> AsyncIterator[Books]:
         )
     )
     raw = await asyncpg.connect(migrated_url)
-    found = Books(database, JobStore(database), JobViews(database), Outbox(database), Backlog(database, rows_max=100), raw)
+    found = Books(
+        database, JobStore(database), JobViews(database), Outbox(database), Backlog(database, rows_max=100), raw
+    )
     await found.empty()
     yield found
     await found.assert_balanced()

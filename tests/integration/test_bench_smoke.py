@@ -14,7 +14,7 @@ from analysis.load import load_run
 from analysis.summary import summarize
 from contracts.cells import CellKind
 
-pytestmark = pytest.mark.stack
+pytestmark = pytest.mark.alone
 
 FIRST_CELLS_S_MAX = 120.0
 BENCH_S_MAX = 240.0

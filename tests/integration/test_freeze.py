@@ -22,6 +22,8 @@ from loadtest.arrivals import constant
 from loadtest.corpus import SIZE_CLASSES, Corpus, ensure_corpus
 from loadtest.generator import Aim, drive
 
+pytestmark = pytest.mark.alone
+
 RATE_PER_S = 100
 LOAD_S = 20
 FREEZE_AFTER_S = 8.0

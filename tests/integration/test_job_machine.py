@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import uuid
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from app.core.backlog import Backlog
 from app.core.jobstore import (
@@ -40,17 +40,18 @@ OWNER_JOBS_MAX = 3
 HELD_BYTES = 1000
 OWNERS = ("ann", "ben")
 KEYS = ("k1", "k2")
+ENDS = ("complete", "fail", "retry")
 BOUNDS = Bounds(jobs_max=JOBS_MAX, staging_bytes_max=None, owner_jobs_max=OWNER_JOBS_MAX)
 DAY_S = 86_400.0
 KEEP = Keep(
     ready_s=DAY_S, failed_s=DAY_S, cancelled_s=DAY_S, message_s=DAY_S, gone_s=DAY_S, failed_source_bytes_max=10**9
 )
-EXAMPLES = 60
-#: Which of the newest jobs a step is about: more than can be unfinished at once.
+EXAMPLES = 40
+#: Which of the jobs that a step can move it is about; 0 for one that it perhaps cannot.
 PICKS = st.integers(0, JOBS_MAX + 1)
 #: 1 for what should be refused.
 RARELY = st.sampled_from((0, 0, 0, 1))
-STEPS = 40
+STEPS = 30
 
 _T = TypeVar("_T")
 
@@ -116,6 +117,11 @@ def world(servers: Servers) -> Iterator[World]:
     loop.close()
 
 
+def some(*states: JobState) -> Callable[["JobMachine"], bool]:
+    """Return whether some job is in one of the states: steps that change nothing find nothing."""
+    return lambda machine: any(job.state in states for job in machine.known.values())
+
+
 class JobMachine(RuleBasedStateMachine):
     """Clients, workers and the janitor, one call at a time, in any order."""
 
@@ -137,10 +143,14 @@ class JobMachine(RuleBasedStateMachine):
             )
         )
 
-    def picked(self, pick: int) -> tuple[uuid.UUID, Modelled | None]:
-        """Return one of the newest jobs, or an id that nobody knows."""
-        newest = list(self.known.values())[::-1]
-        return (newest[pick].id, newest[pick]) if pick < len(newest) else (uuid.uuid4(), None)
+    def picked(self, pick: int, *states: JobState) -> tuple[uuid.UUID, Modelled | None]:
+        """Return a job in one of the states; for 0 any of the newest, or an id that nobody knows."""
+        fitting = [job for job in self.known.values() if job.state in states]
+        if pick and fitting:
+            job = fitting[pick % len(fitting)]
+            return job.id, job
+        newest = list(self.known.values())[-1:]
+        return (newest[0].id, newest[0]) if newest else (uuid.uuid4(), None)
 
     def asker(self, job: Modelled | None, other: int) -> str:
         """Return the job's owner, or the other one."""
@@ -177,9 +187,12 @@ class JobMachine(RuleBasedStateMachine):
                 self.keys[owner, key] = reservation.job_id
         assert outcome is expected
 
+    @precondition(some(JobState.UPLOADING))
     @rule(pick=PICKS, wrong=RARELY)
     def accept(self, pick: int, wrong: int) -> None:
-        job_id, job = self.picked(pick)
+        self.accepted(*self.picked(pick, JobState.UPLOADING), wrong=wrong)
+
+    def accepted(self, job_id: uuid.UUID, job: Modelled | None, *, wrong: int) -> None:
         token = job.reservation.upload_token if job is not None and not wrong else uuid.uuid4()
         source = Source(source_bytes=900, sha256="ab" * 32, format=ImageFormat.JPEG, width=10, height=20)
         accepted = self.run(self.store.accept(job_id=job_id, upload_token=token, source=source, job_deadline_s=DAY_S))
@@ -188,9 +201,10 @@ class JobMachine(RuleBasedStateMachine):
         if job is not None and may:
             job.state = JobState.QUEUED
 
+    @precondition(some(JobState.UPLOADING))
     @rule(pick=PICKS)
     def drop(self, pick: int) -> None:
-        job_id, job = self.picked(pick)
+        job_id, job = self.picked(pick, JobState.UPLOADING)
         token = uuid.uuid4() if job is None else job.reservation.upload_token
         dropped = self.run(self.store.drop_upload(job_id=job_id, upload_token=token))
         assert dropped is (job is not None and job.state is JobState.UPLOADING)
@@ -198,18 +212,36 @@ class JobMachine(RuleBasedStateMachine):
             job.state = JobState.DROPPED
             self.forget_keys(job_id)
 
+    @precondition(some(JobState.QUEUED))
     @rule(pick=PICKS)
     def claim(self, pick: int) -> None:
-        job_id, job = self.picked(pick)
+        self.claimed(*self.picked(pick, JobState.QUEUED))
+
+    def claimed(self, job_id: uuid.UUID, job: Modelled | None) -> None:
         claim = self.run(self.store.claim(job_id, worker_id=uuid.uuid4(), lease_s=DAY_S, params=TransformParams()))
         assert (claim is not None) is (job is not None and job.state is JobState.QUEUED)
         if job is not None and claim is not None:
             assert claim.claim_token == job.claim_token + 1
             job.state, job.claim_token = JobState.PROCESSING, claim.claim_token
 
-    @rule(pick=PICKS, how=st.sampled_from(("complete", "fail", "retry")), late=RARELY)
+    @precondition(some(JobState.PROCESSING, JobState.CANCELLING))
+    @rule(pick=PICKS, how=st.sampled_from(ENDS), late=RARELY)
     def settle(self, pick: int, how: str, late: int) -> None:
-        job_id, job = self.picked(pick)
+        self.settled(*self.picked(pick, JobState.PROCESSING, JobState.CANCELLING), how=how, late=late)
+
+    @rule(owner=st.sampled_from(OWNERS), key=st.none() | st.sampled_from(KEYS), how=st.none() | st.sampled_from(ENDS))
+    def whole(self, owner: str, key: str | None, how: str | None) -> None:
+        """Do in one step what most jobs live through, so that other steps meet jobs in every state."""
+        before = set(self.known)
+        self.admit(owner=owner, key=key)
+        for job_id in set(self.known) - before:
+            job = self.known[job_id]
+            self.accepted(job_id, job, wrong=0)
+            self.claimed(job_id, job)
+            if how is not None:
+                self.settled(job_id, job, how=how, late=0)
+
+    def settled(self, job_id: uuid.UUID, job: Modelled | None, *, how: str, late: int) -> None:
         token = (job.claim_token if job is not None else 1) - late
         state = self.run(self._settled(job_id, token, how))
         working = job is not None and job.state in (JobState.PROCESSING, JobState.CANCELLING)
@@ -228,9 +260,10 @@ class JobMachine(RuleBasedStateMachine):
             return self.store.fail(job_id, claim_token=token, code=FailureCode.INTERNAL)
         return self.store.retry(job_id, claim_token=token, delay_s=0, attempt_spent=False, attempts_max=5)
 
+    @precondition(some(JobState.QUEUED, JobState.PROCESSING))
     @rule(pick=PICKS, other=RARELY)
     def cancel(self, pick: int, other: int) -> None:
-        job_id, job = self.picked(pick)
+        job_id, job = self.picked(pick, JobState.QUEUED, JobState.PROCESSING)
         asker = self.asker(job, other)
         state = self.run(self.store.cancel(job_id, owner=asker))
         stopped = {
@@ -244,9 +277,10 @@ class JobMachine(RuleBasedStateMachine):
         if job is not None and expected is not None:
             job.state = expected
 
+    @precondition(some(JobState.FAILED))
     @rule(pick=PICKS)
     def replay(self, pick: int) -> None:
-        job_id, job = self.picked(pick)
+        job_id, job = self.picked(pick, JobState.FAILED)
         outcome = self.run(self.store.replay(job_id, bounds=BOUNDS, job_deadline_s=DAY_S))
         if job is None or job.state is not JobState.FAILED:
             assert outcome is ReplayOutcome.NOT_FAILED
@@ -258,9 +292,10 @@ class JobMachine(RuleBasedStateMachine):
             assert outcome is ReplayOutcome.QUEUED
             job.state = JobState.QUEUED
 
+    @precondition(some(*JobState))
     @rule(pick=PICKS, other=RARELY)
     def erase(self, pick: int, other: int) -> None:
-        job_id, job = self.picked(pick)
+        job_id, job = self.picked(pick, *JobState)
         image_id = uuid.uuid4() if job is None else job.reservation.image_id
         asker = self.asker(job, other)
         outcome = self.run(self.store.erase_image(image_id, owner=asker))
@@ -284,17 +319,19 @@ class JobMachine(RuleBasedStateMachine):
         for job_id in due:
             self.known[job_id].state = JobState.EXPIRED
 
+    @precondition(some(*FINAL, JobState.DROPPED))
     @rule(pick=PICKS)
     def objects_go(self, pick: int) -> None:
-        job_id, job = self.picked(pick)
+        job_id, job = self.picked(pick, *FINAL, JobState.DROPPED)
         given = self.run(self.backlog.give_bytes_back([job_id]))
         assert given == int(job is not None and job.state not in UNFINISHED and job.holds_bytes)
         if job is not None and given:
             job.holds_bytes = False
 
+    @precondition(some(JobState.DROPPED))
     @rule(pick=PICKS)
     def forget_dropped(self, pick: int) -> None:
-        job_id, job = self.picked(pick)
+        job_id, job = self.picked(pick, JobState.DROPPED)
         deleted = self.run(self.backlog.delete_dropped([job_id]))
         assert deleted == int(job is not None and job.state is JobState.DROPPED and not job.holds_bytes)
         if deleted:

@@ -5,9 +5,12 @@ import threading
 from pathlib import Path
 
 import pandas as pd
+import pytest
 
 from contracts.runs import SAMPLES, Metric, require_columns
 from loadtest.sampler import SamplerConfig, sampling
+
+pytestmark = pytest.mark.alone
 
 
 def test_a_process_tree_is_sampled_with_its_children(tmp_path: Path) -> None:

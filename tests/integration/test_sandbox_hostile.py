@@ -18,6 +18,8 @@ from tests.polling import eventually
 from worker.sandbox import ChildDied, Sandbox
 from worker.variants import ImageRejected, Variant
 
+pytestmark = pytest.mark.alone
+
 #: Its WebP takes long enough to be interrupted.
 PHOTO = encode(photo(1600, 1200), "JPEG")
 SMALL = encode(scene(60, 40), "PNG")

@@ -20,15 +20,12 @@ import aio_pika
 import aioboto3
 import asyncpg
 import psutil
-import pytest
 
 from stack.identity import Identity, marked_processes, wait_gone
 from stack.ports import LOOPBACK, free_port
 from stack.server import LocalServer
 from stack.servers import Servers
 from stack.state import STACK_VARIABLE, FolderLock, StackState, StateFile
-
-pytestmark = pytest.mark.stack
 
 PROJECT = Path(__file__).parents[2]
 #: The promise is 25 s; a test machine that is busy with something else gets this much.

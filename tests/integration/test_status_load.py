@@ -44,7 +44,14 @@ RETURNING id
 
 @pytest.fixture(scope="module")
 async def line(servers: Servers, environment: Mapping[str, str]) -> AsyncIterator[Line]:
-    async with open_edge(servers, environment, janitor=False) as opened:
+    # One window of links for the whole test, and the product's own intervals in place of the tests' quick ones.
+    env = {
+        "SPILLWAY_RESULT_LINK_S": "86400",
+        "SPILLWAY_RESULT_LINK_WINDOW_S": "86399",
+        "SPILLWAY_ADMISSION_SNAPSHOT_S": "0.25",
+        "SPILLWAY_PROCESS_SEEN_S": "2",
+    }
+    async with open_edge(servers, environment, env=env, janitor=False) as opened:
         yield opened
 
 

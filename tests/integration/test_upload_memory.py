@@ -5,10 +5,13 @@ import os
 from collections.abc import Mapping
 
 import psutil
+import pytest
 
 from stack.servers import Servers
 from tests.edge import api_of, body, children_of, connect, head, open_edge, post
 from tests.line import Line, photo
+
+pytestmark = pytest.mark.alone
 
 MIB = 1024 * 1024
 UPLOADS = 20

@@ -17,6 +17,7 @@ from tests.repo.tidy.sources import ROOT
 
 VARIABLE = re.compile(rf"^#? ?(?P<name>{PREFIX}[A-Z0-9_]+)=(?P<value>.*)$")
 IN_CODE = re.compile(rf"\"({PREFIX}[A-Z0-9_]+)\"")
+IN_COMPOSE = re.compile(rf"\$\{{({PREFIX}[A-Z0-9_]+)")
 WORDS_MIN = 4
 
 #: Set by the local stack in the environment of its children, never by a person.
@@ -94,7 +95,8 @@ def test_every_variable_that_the_code_names_is_documented(entries: dict[str, Ent
 
 
 def variables_in_code() -> set[str]:
-    return {name for path in product_modules(ROOT) for name in IN_CODE.findall((ROOT / path).read_text("utf-8"))}
+    in_code = {name for path in product_modules(ROOT) for name in IN_CODE.findall((ROOT / path).read_text("utf-8"))}
+    return in_code | set(IN_COMPOSE.findall((ROOT / "compose.yaml").read_text("utf-8")))
 
 
 def test_a_documented_variable_is_read_with_its_text_and_value() -> None:

@@ -130,9 +130,12 @@ WHERE j.owner = :owner AND j.state NOT IN ('uploading', 'dropped')
 ORDER BY j.accepted_at DESC, j.id DESC
 LIMIT :rows_max;
 
--- name: versions
--- The present version of each of these jobs, for all the clients of a process that wait for a change.
-SELECT id, version FROM spillway.jobs WHERE id = ANY (CAST(:job_ids AS uuid[]));
+-- name: changed_jobs
+-- Which of these jobs have another version by now or are gone, for all the clients of a process that wait for a change.
+SELECT known.id, known.version
+FROM unnest(CAST(:job_ids AS uuid[]), CAST(:versions AS integer[])) AS known (id, version)
+LEFT JOIN spillway.jobs j ON j.id = known.id
+WHERE j.version IS DISTINCT FROM known.version;
 
 -- name: erase_image$
 -- Cancel and expire every job of an owner's image; NULL when there is none, else stopping or erased.
