@@ -1,6 +1,7 @@
 """The client against the whole line: it follows jobs to their end, and waits as long as it is told."""
 
 import asyncio
+import hashlib
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
@@ -13,6 +14,7 @@ from app.submission import Ending, Patience, Submission
 from stack.servers import Servers
 from tests.edge import body, open_edge, post
 from tests.line import Line, photo, until
+from tests.reference import reference_hashes
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +77,22 @@ async def test_each_file_is_followed_to_its_end(line: Line, files: list[Path]) -
     assert good.job["thumb_url"]
     assert (no_image.ending, no_image.code, no_image.job_id) == (Ending.REJECTED, "unsupported_format", None)
     assert (half.ending, half.code) == (Ending.FAILED, "invalid_image")
+
+
+async def test_results_are_saved_and_are_what_a_single_run_makes(line: Line, files: list[Path], tmp_path: Path) -> None:
+    told: list[str] = []
+    (submission,) = await submit_files(
+        files[:1],
+        url=line.base_url,
+        token=line.token,
+        wait=True,
+        save_dir=tmp_path / "out",
+        on_progress=lambda progress: told.append(progress.text),
+    )
+    assert submission.ending is Ending.READY
+    saved = {path.name.split(".", 1)[1]: hashlib.sha256(path.read_bytes()).hexdigest() for path in submission.saved}
+    assert saved == await reference_hashes(files[0].read_bytes())
+    assert "uploading 100 %" in told
 
 
 async def test_a_job_that_does_not_end_in_time_is_left_alone(line: Line, files: list[Path]) -> None:
