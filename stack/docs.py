@@ -20,7 +20,7 @@ DOCUMENT = "ARCHITECTURE.md"
 PACKAGES = ("contracts", "app", "worker", "loadtest", "analysis", "stack", "migrations")
 
 #: Names under which a module holds its SQL statements; `self._sql.claim` uses the block `claim`.
-STATEMENT_HOLDERS = frozenset({"_sql", "sql", "_queries", "queries"})
+STATEMENT_HOLDERS = frozenset({"_sql", "sql", "_queries", "queries", "_QUERIES"})
 
 #: How a part is found in the document.
 PART = re.compile(r"(?P<open><!-- generated: (?P<name>[a-z-]+) -->\n).*?(?P<close><!-- /generated -->)", re.DOTALL)

@@ -13,7 +13,7 @@ from typing import Any
 from app.core.settings import load_settings
 from contracts.cells import CellKind
 from contracts.images import VARIANT_MEDIA_TYPES
-from stack.loop_store import ORIGINAL, QUERIES, SOURCE, loop_key, open_loop_store
+from stack.loop_store import ORIGINAL, SOURCE, finish, loop_key, open_loop_store
 from worker.transform import decode_master, make_variants
 
 Item = dict[str, Any]
@@ -40,7 +40,7 @@ async def _direct(items: list[Item]) -> list[Item]:
     params, limits = settings.transform_params(), settings.image_limits()
     rows = []
     async with open_loop_store(settings) as (database, store):
-        await database.value(QUERIES.finish_loop_row, item=-1, variants="[]")  # connects, as a running loop has
+        await finish(database, item=-1, variants="[]")  # connects, as a running loop has
         await store.probe()
         _await_go()
         for item in items:
@@ -55,7 +55,7 @@ async def _direct(items: list[Item]) -> list[Item]:
                     media_type = VARIANT_MEDIA_TYPES[variant.name]
                     group.create_task(store.put(loop_key(number, variant.name), variant.data, media_type=media_type))
             text = json.dumps([[variant.name, variant.sha256, len(variant.data)] for variant in variants])
-            await database.value(QUERIES.finish_loop_row, item=number, variants=text)
+            await finish(database, item=number, variants=text)
             rows.append(_row(item, len(source), begun))
     return rows
 

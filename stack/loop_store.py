@@ -13,7 +13,7 @@ from app.core.postgres import Database, load_queries, open_database, pool_settin
 from app.core.settings import Settings
 
 SOURCE, ORIGINAL = "source", "original"
-QUERIES = load_queries(str(Path(__file__).with_name("loop.sql")))
+_QUERIES = load_queries(str(Path(__file__).with_name("loop.sql")))
 _CONNECTIONS = 4
 
 
@@ -33,11 +33,16 @@ def loop_key(item: int, name: str) -> str:
     return f"loop/{item:06d}/{name}"
 
 
+async def finish(database: Database, *, item: int, variants: str) -> None:
+    """Record one file's results, as the product records a job's."""
+    await database.value(_QUERIES.finish_loop_row, item=item, variants=variants)
+
+
 async def plant(settings: Settings, files: Sequence[Path]) -> None:
     """Make the rows and objects that the direct loop starts from, outside the measurement."""
     sources = [await asyncio.to_thread(file.read_bytes) for file in files]
     async with open_loop_store(settings) as (database, store):
-        await database.value(QUERIES.make_loop_table)
+        await database.value(_QUERIES.make_loop_table)
         for item, source in enumerate(sources):
-            await database.value(QUERIES.plant_loop_row, item=item)
+            await database.value(_QUERIES.plant_loop_row, item=item)
             await store.put(loop_key(item, SOURCE), source, media_type="image/jpeg")
