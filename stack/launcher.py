@@ -163,6 +163,8 @@ class Launcher:
         waiting = {process.name: process for process in roles.processes}
         deadline = time.monotonic() + READY_S_MAX
         api = waiting["api"]
+        # Without a worker the whole stays degraded, which is then what was asked for.
+        whole = {"ready"} if self._options.workers else {"ready", "degraded"}
         while not self._stop.wait(_TICK_S / 4):
             for process in roles.processes:
                 if not process.alive:
@@ -170,7 +172,7 @@ class Launcher:
                 if process.name in waiting and process.is_live():
                     del waiting[process.name]
                     self._progress(process.name, "ready")
-            if not waiting and api.readiness() == "ready":
+            if not waiting and api.readiness() in whole:
                 return
             if time.monotonic() > deadline:
                 late = ", ".join(waiting) or f"the whole (/health/ready says `{api.readiness()}`)"

@@ -159,6 +159,8 @@ class Contents:
             return Response(status_code=304, headers=content.kept_headers())
         if redirect == "1":
             return await self._link(content)
+        if request.method == "HEAD":  # ranges are for GET only (RFC 9110, 14.2)
+            return self._send(request.method, content, None)
         try:
             span = span_of(
                 header_values(headers, b"range"),
@@ -178,7 +180,6 @@ class Contents:
         return Response(status_code=303, headers={"Location": url, "Cache-Control": "no-store"})
 
     def _send(self, method: str, content: _Content, span: Span | None) -> Response:
-        # Ranges are for GET only (RFC 9110, 14.2).
         if method == "HEAD":
             return Response(headers={**content.headers(), "Content-Length": str(content.size_bytes)})
         headers, status, part = content.headers(), 200, Span(0, content.size_bytes)

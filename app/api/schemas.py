@@ -57,7 +57,7 @@ class VariantLink(_Shown):
     media_type: str
     width: int
     height: int
-    size_bytes: int
+    bytes: int
     sha256: str
 
 
@@ -123,7 +123,7 @@ def _link(variant: StoredVariant, url: str) -> VariantLink:
         media_type=VARIANT_MEDIA_TYPES[variant.name],
         width=variant.width,
         height=variant.height,
-        size_bytes=variant.size_bytes,
+        bytes=variant.size_bytes,
         sha256=variant.sha256,
     )
 

@@ -36,7 +36,7 @@ Origins = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split), AfterVal
 class Settings(BaseSettings):
     """Everything a role can be told. A bad value ends the start with the variable's name."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore")
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore", env_ignore_empty=True)
 
     # Servers
     database_url: SecretStr = SecretStr("postgresql://spillway@127.0.0.1:5432/spillway")

@@ -25,7 +25,7 @@ MASKS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"[0-9a-f]{64}"), "<sha256>"),
 )
 #: Members and headers whose value is of one run only, beyond what is masked.
-ONLY_KIND = frozenset({"size_bytes", "next_cursor", "retry-after", "etag", "content-length", "detail", "content-range"})
+ONLY_KIND = frozenset({"bytes", "next_cursor", "retry-after", "etag", "content-length", "detail", "content-range"})
 SIZES = "bytes"
 
 

@@ -114,7 +114,7 @@ async def test_a_ready_job_has_links_that_open(line: Line, jobs: JobStore) -> No
     assert document["image_url"] == variants["optimized"]["url"]
     assert document["thumb_url"] == variants["thumbnail"]["url"]
     assert variants["optimized"]["media_type"] == "image/webp"
-    assert variants["crop"]["size_bytes"] == len(VARIANTS[VariantName.CROP])
+    assert variants["crop"]["bytes"] == len(VARIANTS[VariantName.CROP])
     for name, data in VARIANTS.items():
         opened = await line.http.get(variants[name.value]["url"])
         assert (opened.status_code, opened.content) == (200, data)
