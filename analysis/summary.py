@@ -104,13 +104,16 @@ def _of_kind(cell: Cell) -> dict[str, Any]:
 
 
 def _ratio(summary: Summary, baseline: CellKind) -> float:
-    """Return the drain's rate over a loop's, for the same files and as many processes; NaN when one is missing."""
+    """Return the drain's rate over a loop's, for the same files and as many jobs at once; NaN when one is missing.
+
+    The drain is the one with the largest prefetch: a loop has its next file at hand too.
+    """
     loops, drains = summary.valid(baseline), summary.valid(CellKind.DRAIN)
     if loops.empty or drains.empty:
         return math.nan
     loop = loops.iloc[0]
-    twin = f"c{loop['concurrency']}/p{loop['concurrency']}"
-    drains = drains[(drains["size"] == loop["size"]) & (drains["setting"] == twin)]
+    drains = drains[(drains["size"] == loop["size"]) & (drains["concurrency"] == loop["concurrency"])]
+    drains = drains[drains["prefetch"] == drains["prefetch"].max()]
     return float(drains["jobs_per_s"].mean() / loops["jobs_per_s"].mean()) if len(drains) else math.nan
 
 

@@ -26,8 +26,8 @@ import pyarrow.parquet as pq
 
 from contracts.runs import MACHINE, SAMPLES, Metric
 
-QUEUE_PERIOD_S = 0.2
-PROCESS_PERIOD_S = 0.5
+QUEUE_PERIOD_S = 0.5
+PROCESS_PERIOD_S = 1.0
 PSS_PERIOD_S = 5.0
 _SCRAPE_TIMEOUT_S = 2.0
 #: Rows kept at most: about four hours at the periods above.

@@ -133,7 +133,7 @@ def _with_loops(grid: Grid, drains: list[CellSpec], *, repeat: int, seed: int) -
     bare, direct = (_loop(grid, kind, repeat=repeat, seed=seed) for kind in (CellKind.BARE, CellKind.DIRECT))
     placed: list[CellSpec] = []
     for drain in drains:
-        is_twin = drain.size == grid.baseline_size and drain.concurrency == drain.prefetch == bare.concurrency
+        is_twin = drain.size == grid.baseline_size and (drain.concurrency, drain.prefetch) == _twin_setting(grid)
         placed += [bare, drain, direct] if is_twin else [drain]
     return placed
 
@@ -154,8 +154,13 @@ def _cell(kind: CellKind, *, size: str, setting: tuple[int, int], repeat: int, s
     )
 
 
+def _twin_setting(grid: Grid) -> tuple[int, int]:
+    """Return the setting that the loops are compared with: as many jobs at once, and the next one at hand as well."""
+    return max(setting for setting in grid.settings if setting[0] == _CORES_GUESS)
+
+
 def _drain(grid: Grid, setting: tuple[int, int], size: str, *, repeat: int, seed: int) -> CellSpec:
-    twin = size == grid.baseline_size and setting == (_CORES_GUESS, _CORES_GUESS)
+    twin = size == grid.baseline_size and setting == _twin_setting(grid)
     count = max(grid.baseline_count, grid.jobs_count[size]) if twin else grid.jobs_count[size]
     spec = _cell(CellKind.DRAIN, size=size, setting=setting, repeat=repeat, seed=seed)
     return replace(spec, jobs_count=count)

@@ -36,6 +36,15 @@ class ConsumerSettings:
     prefetch: int
     stop_grace_s: float
 
+    @property
+    def slots(self) -> int:
+        """Jobs claimed at once: a prefetch above the concurrency is used to fetch as many sources ahead, at most.
+
+        The pixels of no more than `concurrency` jobs are in work, which the sandbox's children see to; without a
+        source at hand a child would wait for the store and the database between two jobs.
+        """
+        return min(self.prefetch, 2 * self.concurrency)
+
 
 class Consumer:
     """One worker process's sessions and slots."""
@@ -63,7 +72,7 @@ class Consumer:
         """Return what this worker says of itself to the register."""
         return ProcessReport(
             broker_ok=self._connected,
-            slots=self._settings.concurrency,
+            slots=self._settings.slots,
             prefetch=self._settings.prefetch,
             unacked=self._busy + self._deliveries.qsize(),
             job_wall_s=self._job_wall_s,
@@ -72,7 +81,7 @@ class Consumer:
 
     async def run(self, stop: asyncio.Event, *, probe: Callable[[], Awaitable[bool]]) -> None:
         """Consume until told to stop; then finish or hand back what is in hand, within the grace."""
-        slots = [asyncio.create_task(self._slot()) for _ in range(self._settings.concurrency)]
+        slots = [asyncio.create_task(self._slot()) for _ in range(self._settings.slots)]
         try:
             while not stop.is_set():
                 if not await self._servers_answer(stop, probe):

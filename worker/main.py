@@ -57,7 +57,7 @@ async def _registered(settings: Settings, name: Role) -> AsyncIterator[tuple[Dat
 
 
 async def _worker(settings: Settings, stop: asyncio.Event) -> None:
-    connections = settings.worker_concurrency * STORE_CALLS_PER_JOB + 1
+    connections = min(settings.prefetch, 2 * settings.worker_concurrency) * STORE_CALLS_PER_JOB + 1
     async with (
         _registered(settings, "worker") as (database, register),
         ObjectStore.open(store_settings(settings, connections_max=connections)) as objects,

@@ -47,7 +47,7 @@ def test_the_loops_stand_right_beside_the_drain_they_are_compared_with() -> None
     drain, direct = cells[place + 1], cells[place + 2]
     assert drain.kind is CellKind.DRAIN
     assert direct.kind is CellKind.DIRECT
-    assert (drain.size, drain.setting, drain.jobs_count) == ("2MP", "c2/p2", 200)
+    assert (drain.size, drain.setting, drain.jobs_count) == ("2MP", "c2/p8", 200)
     assert cells[place].jobs_count == direct.jobs_count == drain.jobs_count
 
 
