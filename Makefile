@@ -10,8 +10,9 @@ SPILLWAY := $(VENV)/bin/spillway
 STAMP := $(VENV)/.setup-stamp
 BUILDING := $(VENV)/.building
 PIP := $(PY) -m pip --disable-pip-version-check --quiet
-# The run that REPORT.md is made from: make report RUN=name
-RUN ?= latest
+# The run that REPORT.md is made from, and its folder: make report RUN=latest RUNS=bench-runs
+RUN ?= reference
+RUNS ?= report
 # A Python of your choice: make setup PYTHON=/path/to/python3.12
 PYTHON ?=
 PYTEST_FLAGS ?=
@@ -105,8 +106,8 @@ bench-full: setup ## The reference sweep behind REPORT.md; an interrupted one go
 	$(SPILLWAY) bench run --plan full
 
 .PHONY: report
-report: setup ## REPORT.md anew from a run (the latest, or RUN=name)
-	$(SPILLWAY) bench report $(RUN) --into REPORT.md
+report: setup ## REPORT.md anew from the committed reference run (RUNS=bench-runs RUN=latest: from yours)
+	$(SPILLWAY) bench report $(RUN) --runs $(RUNS) --into REPORT.md
 
 .PHONY: up
 up: setup ## The local stack, in the background
