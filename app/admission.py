@@ -179,6 +179,10 @@ class Admission:
         code = refusal_code(snapshot, bounds=self._bounds, held_bytes=held_bytes, taken_jobs=self._since.taken_jobs)
         return None if code is None else self._refusal(code, snapshot)
 
+    def refuse_crowd(self) -> ServiceError:
+        """Return the refusal of an upload by a process that has as many in hand as it may."""
+        return self._refusal(ErrorCode.BACKLOG_FULL, self.snapshot)
+
     def note_try(self) -> None:
         """Count a place as taken by an `admit` that is being asked, so that a burst does not queue at the gate row."""
         self._since.taken_jobs += 1

@@ -17,8 +17,8 @@ from contracts.images import VARIANT_SUFFIXES
 POLL_PAUSES_S = (3.0, 5.0, 8.0, 15.0)
 #: Every pause is drawn from this share of its length, so that clients started together drift apart.
 PAUSE_JITTER = 0.2
-#: No server of ours tells anybody to wait longer.
-RETRY_AFTER_S_MAX = 120.0
+#: Longer waits are as good as this one: a client's own deadline comes first.
+RETRY_AFTER_S_MAX = 86_400.0
 
 
 class Ending(StrEnum):

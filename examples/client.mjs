@@ -18,7 +18,7 @@ const LOOK_FAILURES_MAX = 5;
 const REQUEST_TIMEOUT_MS = 60_000;
 const POLL_PAUSES_S = [3, 5, 8, 15]; // after the first one, which the server names; the last one repeats
 const REFUSED_PAUSE_S = 2;
-const RETRY_AFTER_S_MAX = 120;
+const RETRY_AFTER_S_MAX = 86_400; // the deadline comes first
 const JITTER = 0.2;
 
 const FINAL = new Set(["ready", "failed", "cancelled", "expired"]); // any other status, known or not, is waited out

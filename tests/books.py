@@ -83,10 +83,15 @@ class Books:
         )
         assert sums is not None
         assert dict(sums) == await self.gate()
+        drifted = await self.raw.fetch(
+            """SELECT owner FROM spillway.owners o WHERE o.jobs_held <> (
+                SELECT count(*) FROM spillway.jobs j WHERE j.owner = o.owner AND j.holds_place)"""
+        )
+        assert drifted == []
 
     async def empty(self) -> None:
         """Start from nothing."""
         await self.raw.execute(
-            """TRUNCATE spillway.jobs, spillway.outbox, spillway.images, spillway.processes;
+            """TRUNCATE spillway.jobs, spillway.outbox, spillway.images, spillway.processes, spillway.owners;
             UPDATE spillway.gate SET jobs_held = 0, staging_bytes = 0, failed_source_bytes = 0"""
         )

@@ -47,11 +47,9 @@ class Cleaner:
     async def sweep_gone(self) -> None:
         """Delete what cancelled and expired jobs left, then give bytes back: in this order a crash repeats it."""
         found = await self._retention.gone_to_sweep()
-        swept: list[UUID] = []
         for start in range(0, len(found), LISTINGS_AT_ONCE):
-            batch = found[start : start + LISTINGS_AT_ONCE]
-            swept += await self._delete_objects(batch)
-        if swept:
+            # Noted batch by batch: what a store that fails now and then let through is not done again.
+            swept = await self._delete_objects(found[start : start + LISTINGS_AT_ONCE])
             await self._backlog.give_bytes_back(swept)
             await self._retention.note_objects_gone(swept)
 

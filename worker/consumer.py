@@ -89,6 +89,7 @@ class Consumer:
                 with contextlib.suppress(BrokerUnavailableError):
                     await self._session(stop)
                 await pause_before_reconnect(stop)
+            await self._finish_in_hand()  # what is still in hand when a stop finds this worker without a session
         finally:
             self._stopping = True
             for slot in slots:
@@ -98,14 +99,16 @@ class Consumer:
     async def _servers_answer(self, stop: asyncio.Event, probe: Callable[[], Awaitable[bool]]) -> bool:
         """Wait until database and store answer; then give back the claims whose answers were lost."""
         while not stop.is_set():
-            if await probe():
-                try:
-                    await self._jobs.hand_back_unheld(worker_id=self._life.worker_id, held_ids=self._hands.held_ids())
-                except DatabaseUnavailableError:
-                    continue
+            if await probe() and await self._hand_back_unheld():
                 self._server_away.clear()
                 return True
             await wait_or_stop(stop, PROBE_PAUSE_S)
+        return False
+
+    async def _hand_back_unheld(self) -> bool:
+        with contextlib.suppress(DatabaseUnavailableError):
+            await self._jobs.hand_back_unheld(worker_id=self._life.worker_id, held_ids=self._hands.held_ids())
+            return True
         return False
 
     async def _session(self, stop: asyncio.Event) -> None:
@@ -122,10 +125,16 @@ class Consumer:
                 self._connected = False
 
     async def _wind_down(self, session: BrokerSession) -> None:
-        """Take no more, finish what runs within the grace, hand back the rest: neither costs an attempt."""
-        self._stopping = True
+        """Take no more, and finish while the session still takes acknowledgements."""
         with contextlib.suppress(BrokerUnavailableError):
             await session.stop_consuming()
+        await self._finish_in_hand()
+
+    async def _finish_in_hand(self) -> None:
+        """Finish what runs within the grace, hand back the rest: neither costs an attempt, nor a death."""
+        if self._stopping:
+            return
+        self._stopping = True
         if not await self._idle_within(self._settings.stop_grace_s):
             self._hands.interrupt_all(HandBack("stopping"))
             await self._idle_within(LAST_SETTLES_S)
@@ -147,6 +156,10 @@ class Consumer:
                 self._learn(await self._life.run(delivery))
             except DatabaseUnavailableError:
                 self._server_away.set()
+            except Exception:  # outermost guard of one slot: without it the worker would go on with fewer, unseen
+                # Its lease runs out and counts as a death, so that a job that always ends like this is final some time.
+                log.exception("worker.slot_broke", body_bytes=delivery.body_bytes)
+                await delivery.ack()
             finally:
                 self._busy -= 1
                 if not self._busy:

@@ -43,6 +43,7 @@ class Hands:
         self._lease_s = lease_s
         self._held: dict[UUID, Held] = {}
         self._claiming: set[UUID] = set()
+        self._stopped_by: Outcome | None = None
 
     def __len__(self) -> int:
         return len(self._held)
@@ -63,14 +64,20 @@ class Hands:
     @contextmanager
     def hold(self, claim: Claim) -> Iterator[Held]:
         """Keep a job in hand, and its lease alive, for the block."""
-        held = self._held[claim.job_id] = Held(claim)
+        older = self._held.get(claim.job_id)
+        if older is not None:
+            # Its claim ended without its knowing: the answer was lost, or the job was rescued while this process slept.
+            older.interrupt(Lost())
+        held = self._held[claim.job_id] = Held(claim, interrupted_by=self._stopped_by)
         try:
             yield held
         finally:
-            del self._held[claim.job_id]
+            if self._held.get(claim.job_id) is held:
+                del self._held[claim.job_id]
 
     def interrupt_all(self, outcome: Outcome) -> None:
-        """Stop every attempt in hand."""
+        """Stop every attempt in hand, and those whose claim is still on its way."""
+        self._stopped_by = outcome
         for held in list(self._held.values()):
             held.interrupt(outcome)
 

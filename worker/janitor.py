@@ -17,7 +17,7 @@ from app.core.role import first_of, wait_or_stop
 from contracts.jobs import JobState
 from contracts.keys import inbox_key, staging_key
 from worker.cleaner import Cleaner
-from worker.patience import Patience
+from worker.patience import GAP_SHARE, Patience
 
 log = telemetry.logger()
 
@@ -80,6 +80,7 @@ class Janitor:
         self._cleaner = cleaner
         self._session: BrokerSession | None = None
         self._short_sweeps = 0
+        self._database_answers = False
         self._job_patience = Patience(lease_s=settings.job_lease_s, clock=clock)
         self._upload_patience = Patience(lease_s=settings.upload_lease_s, clock=clock)
 
@@ -92,8 +93,9 @@ class Janitor:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._keep_session(stop))
             group.create_task(self._make_bucket(stop))
+            group.create_task(self._watch_database(stop))
             while not await wait_or_stop(stop, self._settings.interval_s):
-                await self._sweep()
+                await self._sweep(stop)
 
     async def refresh_gauges(self) -> None:
         """Set the gauges from the database, for a scrape; keeps the old values when it does not answer."""
@@ -109,9 +111,28 @@ class Janitor:
             STAGING.set(snapshot.staging_bytes)
             CAPACITY.set(snapshot.jobs_per_s)
 
-    async def _sweep(self) -> None:
+    async def _watch_database(self, stop: asyncio.Event) -> None:
+        """Ask the database all the time, on which patience is based: a sweep that waits for the store is no silence."""
+        leases_s = (self._settings.job_lease_s, self._settings.upload_lease_s)
+        pause_s = min(self._settings.interval_s, min(leases_s) * GAP_SHARE / 2)
+        while True:
+            try:
+                await self._register.estimate_capacity()
+            except DatabaseUnavailableError:
+                self._database_answers = False
+                self._job_patience.failed()
+                self._upload_patience.failed()
+            else:
+                self._database_answers = True
+                self._job_patience.answered()
+                self._upload_patience.answered()
+            if await wait_or_stop(stop, pause_s):
+                return
+
+    async def _sweep(self, stop: asyncio.Event) -> None:
+        """Take every step once. One that fails holds back none of the others, however often it fails."""
         steps: tuple[Callable[[], Awaitable[None]], ...] = (
-            self._estimate_capacity,
+            self._forget_dead,
             self._rescue,
             self._drop_stale_uploads,
             self._fail_overdue,
@@ -125,22 +146,23 @@ class Janitor:
             self._take_dead_letters,
         )
         for step in steps:
+            if stop.is_set():
+                return
             try:
                 await step()
-            except DatabaseUnavailableError:
-                self._job_patience.failed()
-                self._upload_patience.failed()
-                return
+            except DatabaseUnavailableError as error:
+                log.warning("janitor.database_away", step=step.__name__, reason=str(error))
+                if not self._database_answers:
+                    return  # nothing else would be answered either
             except StoreUnavailableError:
                 log.warning("janitor.store_away")
             except BrokerUnavailableError:
                 log.warning("janitor.broker_away")
+            except Exception:  # outermost guard of one step: leases must be judged whatever else is wrong
+                log.exception("janitor.step_broke", step=step.__name__)
 
-    async def _estimate_capacity(self) -> None:
-        await self._register.estimate_capacity()
+    async def _forget_dead(self) -> None:
         await self._register.forget_dead()
-        self._job_patience.answered()
-        self._upload_patience.answered()
 
     async def _rescue(self) -> None:
         if not self._job_patience.may_judge():

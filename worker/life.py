@@ -21,7 +21,7 @@ from contracts.images import TransformParams
 from contracts.jobs import JobState
 from contracts.messages import PIPELINE_VERSION
 from worker.hands import Hands, Held
-from worker.lanes import Lanes
+from worker.lanes import Lane, Lanes
 from worker.outcome import Done, HandBack, Lost, Outcome, Rejected, Retry
 from worker.pipeline import Pipeline
 
@@ -109,12 +109,15 @@ class Life:
             log.warning("message.other_version", job_id=str(delivery.message.job_id))
             await delivery.ack()
             return None
-        claim = await self._claim(delivery.message.job_id)
-        if claim is None:
-            EMPTY_CLAIMS.inc()
-            await delivery.ack()
-            return None
-        return await self._carry(claim, delivery)
+        async with self._lanes.enter() as lane:
+            if not delivery.live:
+                return None  # its session ended while it waited: the broker delivers it again
+            claim = await self._claim(delivery.message.job_id)
+            if claim is not None:
+                return await self._carry(claim, delivery, lane=lane)
+        EMPTY_CLAIMS.inc()
+        await delivery.ack()
+        return None
 
     async def _claim(self, job_id: UUID) -> Claim | None:
         with self._hands.claiming(job_id):
@@ -129,10 +132,12 @@ class Life:
             self._crasher.reach("worker.claimed")
         return claim
 
-    async def _carry(self, claim: Claim, delivery: Delivery) -> Outcome | AttemptCost:
+    async def _carry(self, claim: Claim, delivery: Delivery, *, lane: Lane) -> Outcome | AttemptCost:
         started_s = self._clock()
         with self._hands.hold(claim) as held:
-            async with self._lanes.enter(alone=claim.deaths > 0):
+            if claim.deaths and not await lane.be_alone():
+                outcome: Outcome = HandBack("not_alone")
+            else:
                 outcome = await self._attempt(held)
             state = await self._settle_until_answered(claim, outcome)
         self._crasher.reach("worker.settled")

@@ -19,7 +19,7 @@ from contracts.errors import ErrorCode, ServiceError
 #: How much of an unread body is read and thrown away, and for how long, so that the answer arrives.
 DRAIN_BYTES_MAX = 1024 * 1024
 DRAIN_S_MAX = 2.0
-#: A client that has sent more than is read is left blocked this long: it can see the answer before the reset.
+#: A client that has sent more than is read is left alone this long: it can see the answer before the reset.
 BLOCKED_S = 0.5
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -37,6 +37,11 @@ async def send_problem(scope: Scope, send: Send, error: ServiceError) -> None:
     """Answer with a problem document."""
     set_problem(scope, error.code)
     await send_answer(send, problem_answer(error))
+
+
+def unexpected() -> ServiceError:
+    """Return the error of what nobody anticipated."""
+    return ServiceError(ErrorCode.INTERNAL, "The cause was logged.")
 
 
 class Exchange:
@@ -59,7 +64,7 @@ class Exchange:
             await _answer_if_none(scope, one, ServiceError(ErrorCode.SHUTTING_DOWN, "The upload was cut off."))
         except Exception:  # noqa: BLE001 - the outermost place of a request: what nobody anticipated is answered here
             logger().exception("http.unexpected", path=scope["path"], method=scope["method"])
-            await _answer_if_none(scope, one, ServiceError(ErrorCode.INTERNAL, "The cause was logged."))
+            await _answer_if_none(scope, one, unexpected())
         finally:
             self._count(scope, one)
 
@@ -115,5 +120,7 @@ class _One:
             async with asyncio.timeout(DRAIN_S_MAX):
                 while self._unread and drained_bytes < DRAIN_BYTES_MAX and self._wire.broken is None:
                     drained_bytes += len((await self.receive()).get("body", b""))
-        if self._unread and drained_bytes >= DRAIN_BYTES_MAX:
+        # After a truncation nothing more comes; after another break the connection throws away what does.
+        breaks_off = self._wire.broken not in (None, ErrorCode.TRUNCATED_BODY)
+        if self._unread and (breaks_off or drained_bytes >= DRAIN_BYTES_MAX):
             await asyncio.sleep(BLOCKED_S)

@@ -16,7 +16,8 @@ from app.core.clock import monotonic_s
 from app.core.settings import Settings
 from contracts.errors import ErrorCode, ServiceError
 
-JSON_BYTES_MAX = 64 * 1024
+#: Room for the longest text with every character escaped, and for all the attachments that any setting allows.
+JSON_BYTES_MAX = 192 * 1024
 JSON_MEDIA_TYPE = "application/json"
 
 _Model = TypeVar("_Model", bound=BaseModel)

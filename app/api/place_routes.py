@@ -48,6 +48,10 @@ _ACCEPTED = answers_with(
 )
 
 
+#: Digits of a size that anybody means; what is longer is as much too large, and Python does not read any length.
+_LENGTH_DIGITS_MAX = 18
+
+
 def add_place_routes(app: FastAPI, services: Services) -> None:
     """Add the routes of places."""
     routes = PlaceRoutes(services)
@@ -151,8 +155,9 @@ def declared_in(headers: list[tuple[bytes, bytes]]) -> PlaceWanted:
     sha256 = digest_of(headers, b"repr-digest")
     if sha256 is None or len(types) != 1 or len(lengths) != 1 or not lengths[0].isdigit():
         raise _undeclared()
+    size_bytes = int(lengths[0][:_LENGTH_DIGITS_MAX])
     try:
-        return PlaceWanted(bytes=int(lengths[0]), media_type=types[0].decode("latin-1"), sha256=sha256)
+        return PlaceWanted(bytes=size_bytes, media_type=types[0].decode("latin-1"), sha256=sha256)
     except ValidationError as error:
         raise _undeclared() from error
 

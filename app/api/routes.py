@@ -9,6 +9,7 @@ from starlette.exceptions import HTTPException
 
 from app.api.allowed import allowed_methods
 from app.api.answers import json_response, problem_response
+from app.api.exchange import unexpected
 from app.api.health import readiness
 from app.api.job_wiring import add_job_routes
 from app.api.message_routes import add_message_routes
@@ -45,6 +46,7 @@ def make_app(services: Services) -> FastAPI:
     app.add_exception_handler(DatabaseUnavailableError, routes.on_database_away)
     app.add_exception_handler(HTTPException, _on_framework_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
+    app.add_exception_handler(Exception, _on_unexpected)
     return app
 
 
@@ -95,6 +97,11 @@ async def _on_framework_error(request: Request, error: Exception) -> Response:
     if code is ErrorCode.METHOD_NOT_ALLOWED:
         response.headers["Allow"] = allowed_methods(request.app.routes, request.scope)
     return response
+
+
+async def _on_unexpected(request: Request, _: Exception) -> Response:
+    # Without this the framework answers in its own words; it raises the error again, to be logged further out.
+    return problem_response(request, unexpected())
 
 
 async def _on_invalid(request: Request, _: Exception) -> Response:

@@ -46,6 +46,8 @@ _UNAVAILABLE = (
     asyncpg.InsufficientResourcesError,
     asyncpg.LockNotAvailableError,
     asyncpg.DiskFullError,
+    asyncpg.PostgresSystemError,
+    asyncpg.ReadOnlySQLTransactionError,
     OSError,
     TimeoutError,
 )
@@ -120,6 +122,9 @@ class Database:
                 yield connection  # type: ignore[misc] # a pool proxy is used like the connection it stands for
         except asyncpg.LockNotAvailableError as error:
             raise DatabaseUnavailableError("a lock was not had in time", outcome_unknown=False) from error
+        except asyncpg.TransactionRollbackError as error:
+            # A ring of waiters, which the server breaks by undoing one of them.
+            raise DatabaseUnavailableError("the database undid the statement", outcome_unknown=False) from error
         except _UNAVAILABLE as error:
             raise DatabaseUnavailableError("the database did not answer", outcome_unknown=True) from error
         finally:

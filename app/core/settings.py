@@ -161,6 +161,15 @@ class Settings(BaseSettings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _links_outlive_their_windows(self) -> Self:
+        if self.result_link_window_s >= self.result_link_s:
+            raise ValueError(
+                f"{PREFIX}RESULT_LINK_WINDOW_S must be less than {PREFIX}RESULT_LINK_S "
+                f"({self.result_link_window_s} s >= {self.result_link_s} s)"
+            )
+        return self
+
     @property
     def prefetch(self) -> int:
         """Unacked deliveries per worker process."""

@@ -2,6 +2,9 @@
 -- messages that name attachments, retention, places taken before the bytes, and tokens with scopes.
 -- The code of the first schema goes on working on this one: its functions keep their names and arguments.
 
+-- Nobody admits or settles while the shares are counted. It is taken first, so that no weaker lock must be raised later.
+LOCK TABLE spillway.jobs IN ACCESS EXCLUSIVE MODE;
+
 -- One owner's share of the books; locked after the job and its key, before the gate.
 CREATE TABLE spillway.owners (
     owner text PRIMARY KEY CHECK (length(owner) BETWEEN 1 AND 200),
@@ -183,7 +186,8 @@ BEGIN
         WHERE id = p_job.image_id AND ready_version < p_job.image_version;
     END IF;
     DELETE FROM spillway.outbox WHERE job_id = p_job.id;
-    UPDATE spillway.owners SET jobs_held = jobs_held - 1 WHERE owner = p_job.owner;
+    -- Not below nothing: an admit of the last release that was on its way through the migration is in no share.
+    UPDATE spillway.owners SET jobs_held = greatest(jobs_held - 1, 0) WHERE owner = p_job.owner;
     UPDATE spillway.gate SET jobs_held = jobs_held - 1,
         staging_bytes = staging_bytes - CASE WHEN v_failed THEN p_job.held_bytes ELSE 0 END,
         failed_source_bytes = failed_source_bytes + CASE WHEN v_failed THEN p_job.held_bytes ELSE 0 END
@@ -209,7 +213,7 @@ BEGIN
         RETURN false;
     END IF;
     DELETE FROM spillway.idempotency_keys WHERE job_id = p_job;
-    UPDATE spillway.owners SET jobs_held = jobs_held - 1 WHERE owner = v_owner;
+    UPDATE spillway.owners SET jobs_held = greatest(jobs_held - 1, 0) WHERE owner = v_owner;
     UPDATE spillway.gate SET jobs_held = jobs_held - 1 WHERE id = 0;
     UPDATE spillway.jobs SET state = 'dropped', holds_place = false, released_at = clock_timestamp()
     WHERE id = p_job;

@@ -127,6 +127,24 @@ async def test_a_process_takes_no_more_uploads_at_once_than_it_may(line: Line) -
         assert await line.raw.fetchval("SELECT jobs_held FROM spillway.gate") == 2
 
 
+async def test_uploads_that_begin_at_the_same_moment_are_counted_as_well(line: Line) -> None:
+    async with AsyncExitStack() as stack:
+        connections = [await stack.enter_async_context(connect(api_of(line).port)) for _ in range(20)]
+        await asyncio.gather(*(connection.send(head(line.token, length_bytes=9999)) for connection in connections))
+
+        async def refused(connection: Connection) -> Answer | None:
+            try:
+                async with asyncio.timeout(2):
+                    return await connection.answer()
+            except TimeoutError:
+                return None
+
+        refusals = [answer for answer in await asyncio.gather(*map(refused, connections)) if answer is not None]
+        assert [answer.code for answer in refusals] == ["backlog_full"] * 18
+        assert len({answer.headers["retry-after"] for answer in refusals}) >= 3
+        assert await line.raw.fetchval("SELECT jobs_held FROM spillway.gate") == 2
+
+
 async def test_full_staging_refuses_what_does_not_fit(line: Line) -> None:
     async with uploads_begun(line, 1, length_bytes=3 * LARGE_BYTES):
         too_much = await exchange(api_of(line).port, head(line.token, length_bytes=2 * LARGE_BYTES))

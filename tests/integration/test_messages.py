@@ -1,12 +1,14 @@
 """Messages: written whole or not at all, with attachments in any state, read and paged by their owner only."""
 
 import asyncio
+import json
 import uuid
 from collections.abc import AsyncIterator, Mapping
 from datetime import datetime
 
 import pytest
 
+from app.api.attachment_schemas import TEXT_CHARS_MAX
 from stack.servers import Servers
 from tests.attached import MESSAGES, Desk, open_desk
 from tests.edge import open_edge
@@ -35,6 +37,12 @@ async def test_a_message_is_written_and_read(desk: Desk) -> None:
     assert read.headers["cache-control"] == "no-store"
     known = await desk.get(answer.headers["location"], if_none_match=read.headers["etag"])
     assert known.status_code == 304
+
+
+async def test_the_longest_text_may_be_written_with_every_character_escaped(desk: Desk) -> None:
+    content = json.dumps({"text": "\U0001f600" * TEXT_CHARS_MAX}).encode("ascii")
+    answer = await desk.call("POST", MESSAGES, content=content, headers={"Content-Type": "application/json"})
+    assert (answer.status_code, answer.json().get("text")) == (201, "\U0001f600" * TEXT_CHARS_MAX)
 
 
 async def test_a_message_names_attachments_in_any_state(desk: Desk) -> None:
@@ -156,7 +164,7 @@ async def test_two_messages_that_name_one_attachment_at_once_are_one_message(des
         (b'{"text": ""}', "application/json", 422, "invalid_field"),
         (b'{"text": "' + b"x" * 10_001 + b'"}', "application/json", 422, "invalid_field"),
         (b'{"text": "a", "attachment_ids": ["\\u0000"]}', "application/json", 422, "invalid_field"),
-        (b'{"text": "' + b"x" * 66_000 + b'"}', "application/json", 413, "too_many_bytes"),
+        (b'{"text": "' + b"x" * 200_000 + b'"}', "application/json", 413, "too_many_bytes"),
         (b'{"text": "a"}', "text/plain", 415, "unsupported_format"),
     ],
 )
@@ -169,7 +177,7 @@ async def test_a_bad_body_is_refused(desk: Desk, content: bytes, media_type: str
 
 async def test_a_body_without_a_length_is_bounded_too(desk: Desk) -> None:
     async def endless() -> AsyncIterator[bytes]:
-        for _ in range(40):
+        for _ in range(60):
             yield b" " * 4096
 
     answer = await desk.call("POST", MESSAGES, content=endless(), headers={"Content-Type": "application/json"})

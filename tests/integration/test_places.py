@@ -19,6 +19,8 @@ from tests.line import Line, photo, until
 
 PHOTO = photo(1)
 PLACES = "/api/v1/image-places"
+#: Of no place; the same in every process, since tests that run beside each other must have the same names.
+NOBODYS_ID = "9f0c3d52-6a1e-4c8b-9a57-0d8f1c2b3a44"
 JOBS_MAX = 12
 
 
@@ -228,6 +230,14 @@ async def test_the_headers_alone_declare_a_file(line: Line) -> None:
         assert (answer.status, answer.code) == (422, "invalid_field")
 
 
+@pytest.mark.parametrize("digits", ["9" * 30, "9" * 5000], ids=len)
+async def test_a_size_of_any_length_in_the_headers_is_too_many_bytes(line: Line, digits: str) -> None:
+    digest = base64.b64encode(hashlib.sha256(PHOTO).digest()).decode()
+    lines = (f"Upload-Length: {digits}", "Upload-Type: image/jpeg", f"Repr-Digest: sha-256=:{digest}:")
+    answer = await send(line, PLACES, None, *lines)
+    assert (answer.status, answer.code) == (413, "too_many_bytes")
+
+
 @pytest.mark.parametrize(
     ("body", "status", "code"),
     [
@@ -242,7 +252,7 @@ async def test_the_headers_alone_declare_a_file(line: Line) -> None:
         (declaration(PHOTO, media_type="image/jpeg\r\nX: y"), 422, "invalid_field"),
         (declaration(PHOTO, sha256="0" * 63), 422, "invalid_field"),
         (declaration(PHOTO, sha256="0" * 64 + "\n"), 422, "invalid_field"),
-        (b'{"x":"' + b"x" * 70_000 + b'"}', 413, "too_many_bytes"),
+        (b'{"x":"' + b"x" * 200_000 + b'"}', 413, "too_many_bytes"),
     ],
 )
 async def test_a_bad_declaration_takes_no_place(line: Line, body: object, status: int, code: str) -> None:
@@ -251,7 +261,7 @@ async def test_a_bad_declaration_takes_no_place(line: Line, body: object, status
     assert await line.raw.fetchval("SELECT jobs_held FROM spillway.gate") == 0
 
 
-@pytest.mark.parametrize("job_id", [str(uuid.uuid4()), "x", "%00", "{" + str(uuid.uuid4()) + "}"])
+@pytest.mark.parametrize("job_id", [NOBODYS_ID, "x", "%00", "{" + NOBODYS_ID + "}"])
 async def test_a_place_that_is_none_is_not_found(line: Line, job_id: str) -> None:
     assert (await send(line, f"{PLACES}/{job_id}/complete")).code == "not_found"
     assert (await send(line, f"{PLACES}/{job_id}", method="DELETE")).code == "not_found"

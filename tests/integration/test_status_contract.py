@@ -18,6 +18,8 @@ from tests.jobs_by_hand import IMAGES, JOBS, Hand, open_hand
 from tests.line import until
 
 DAY = timedelta(days=1)
+#: Of no job; the same in every process, since tests that run beside each other must have the same names.
+NOBODYS_ID = "9f0c3d52-6a1e-4c8b-9a57-0d8f1c2b3a44"
 
 
 @pytest.fixture(scope="module")
@@ -193,7 +195,7 @@ async def test_an_image_is_what_its_ready_job_says(hand: Hand) -> None:
     ("method", "path", "status", "code"),
     [
         ("GET", "/api/v1/nothing", 404, "not_found"),
-        ("PATCH", f"{JOBS}/{uuid.uuid4()}", 405, "method_not_allowed"),
+        ("PATCH", f"{JOBS}/{NOBODYS_ID}", 405, "method_not_allowed"),
         ("PUT", JOBS, 405, "method_not_allowed"),
         ("GET", f"{JOBS}?limit=0", 422, "invalid_field"),
         ("GET", f"{JOBS}?limit=x", 422, "invalid_field"),
@@ -206,6 +208,19 @@ async def test_the_frameworks_own_refusals_are_problem_documents_too(
     assert (answer.status_code, answer.json()["code"]) == (status, code)
     assert answer.headers["content-type"] == "application/problem+json"
     assert ("allow" in answer.headers) is (status == 405)
+
+
+async def test_what_nobody_anticipated_is_a_problem_document_too(hand: Hand) -> None:
+    await hand.line.raw.execute("ALTER TABLE spillway.messages RENAME TO messages_away")
+    try:
+        answer = await hand.ask("GET", "/api/v1/messages")
+    finally:
+        await hand.line.raw.execute("ALTER TABLE spillway.messages_away RENAME TO messages")
+    assert (answer.status_code, answer.headers["content-type"]) == (500, "application/problem+json")
+    assert answer.json()["code"] == "internal"
+    assert "messages" not in answer.text
+    counted = 'spillway_http_refusals_total{code="internal"} 1.0'
+    assert counted in (await hand.line.http.get(f"{hand.line.base_url}/metrics")).text
 
 
 async def test_a_waiting_client_never_holds_back_a_shutdown(servers: Servers, environment: Mapping[str, str]) -> None:

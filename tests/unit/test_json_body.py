@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from app.api.attachment_schemas import TEXT_CHARS_MAX, NewAttachments, NewMessage
+from app.api.attachment_schemas import NAMED_ATTACHMENTS_MAX, TEXT_CHARS_MAX, NewAttachments, NewMessage
 from app.api.cursors import cursor_of, cursor_text
-from app.api.json_body import check_json_headers, parse_json
+from app.api.json_body import JSON_BYTES_MAX, check_json_headers, parse_json
 from app.core.jobviews import Cursor
 from contracts.errors import ErrorCode, ServiceError
 
@@ -25,6 +25,11 @@ def code_of(body: bytes) -> ErrorCode:
 @pytest.mark.parametrize("text", ["a", "x" * TEXT_CHARS_MAX, "\U0001f600" * TEXT_CHARS_MAX, "\u0001\n\t", " "])
 def test_any_text_of_a_fitting_length_is_a_message(text: str) -> None:
     assert parse_json(json.dumps({"text": text}).encode(), NewMessage).text == text
+
+
+def test_the_largest_message_fits_into_a_body() -> None:
+    largest = {"text": "\U0001f600" * TEXT_CHARS_MAX, "attachment_ids": [ID] * NAMED_ATTACHMENTS_MAX}
+    assert len(json.dumps(largest)) <= JSON_BYTES_MAX
 
 
 def test_attachments_are_named_by_their_ids() -> None:

@@ -53,10 +53,15 @@ RETURNING id, image_id, image_version, owner, claim_token, attempts_spent, death
 
 -- name: extend_leases
 -- Extend the leases of the jobs that this worker holds by token; returns each job still held with its state.
-UPDATE spillway.jobs AS j
-SET lease_until = clock_timestamp() + make_interval(secs => :lease_s)
-FROM unnest(CAST(:job_ids AS uuid[]), CAST(:claim_tokens AS bigint[])) AS held (id, token)
-WHERE j.id = held.id AND j.claim_token = held.token AND j.state IN ('processing', 'cancelling')
+WITH ours AS (
+    SELECT j.id FROM spillway.jobs j
+    JOIN unnest(CAST(:job_ids AS uuid[]), CAST(:claim_tokens AS bigint[])) AS held (id, token)
+        ON j.id = held.id AND j.claim_token = held.token
+    WHERE j.state IN ('processing', 'cancelling')
+    ORDER BY j.id FOR NO KEY UPDATE OF j
+)
+UPDATE spillway.jobs AS j SET lease_until = clock_timestamp() + make_interval(secs => :lease_s)
+FROM ours WHERE j.id = ours.id
 RETURNING j.id, j.state;
 
 -- name: complete$

@@ -12,25 +12,29 @@ SELECT j.id, j.image_id,
     NOT EXISTS (SELECT 1 FROM spillway.jobs o
         WHERE o.image_id = j.image_id AND o.state NOT IN ('dropped', 'cancelled', 'expired')) AS image_gone
 FROM spillway.jobs j
-WHERE j.sweep_due_at <= clock_timestamp()
+WHERE j.sweep_due_at <= statement_timestamp()
 ORDER BY j.sweep_due_at LIMIT :rows_max;
 
 -- name: note_objects_gone
 -- The objects of these jobs were deleted just now: look again a lease after the end, and before the row goes.
-UPDATE spillway.jobs SET sweep_due_at = CASE
+WITH ours AS (
+    SELECT id FROM spillway.jobs WHERE id = ANY (CAST(:job_ids AS uuid[])) AND state IN ('cancelled', 'expired')
+    ORDER BY id FOR NO KEY UPDATE
+)
+UPDATE spillway.jobs j SET sweep_due_at = CASE
     WHEN coalesce(expired_at, finished_at) + make_interval(secs => :lease_s) > clock_timestamp()
         THEN coalesce(expired_at, finished_at) + make_interval(secs => :lease_s)
     WHEN expired_at + make_interval(secs => :gone_s) > clock_timestamp()
         THEN expired_at + make_interval(secs => :gone_s)
     END
-WHERE id = ANY (CAST(:job_ids AS uuid[])) AND state IN ('cancelled', 'expired') RETURNING id;
+FROM ours WHERE j.id = ours.id RETURNING j.id;
 
 -- name: delete_expired
 -- Rows of expired jobs after their last sweep and the time they answer 410; keys, attachments and images go along.
 WITH due AS (
     SELECT id, image_id FROM spillway.jobs
     WHERE state = 'expired' AND held_bytes = 0 AND sweep_due_at IS NULL
-        AND expired_at < clock_timestamp() - make_interval(secs => :gone_s)
+        AND expired_at < statement_timestamp() - make_interval(secs => :gone_s)
     ORDER BY expired_at LIMIT :rows_max FOR UPDATE SKIP LOCKED
 ), keys AS (
     DELETE FROM spillway.idempotency_keys k USING due WHERE k.job_id = due.id
@@ -45,7 +49,9 @@ DELETE FROM spillway.jobs j USING due WHERE j.id = due.id RETURNING j.id;
 -- name: delete_expired_keys
 -- Keys past their lifetime.
 DELETE FROM spillway.idempotency_keys
-WHERE ctid IN (SELECT ctid FROM spillway.idempotency_keys WHERE expires_at < clock_timestamp() LIMIT :rows_max)
+WHERE (owner, operation, key) IN (
+    SELECT owner, operation, key FROM spillway.idempotency_keys WHERE expires_at < statement_timestamp()
+    ORDER BY expires_at LIMIT :rows_max FOR UPDATE SKIP LOCKED)
 RETURNING job_id;
 
 -- name: failed_sources_over_budget
