@@ -114,7 +114,7 @@ async def _consume(
             role.report_until_stopped(register, consumer.report, interval_s=settings.process_seen_s, stop=done)
         )
         try:
-            await consumer.run(stop, probe=objects.probe)
+            await consumer.run(stop, probe=objects.probe_work)
         finally:
             done.set()
 

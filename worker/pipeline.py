@@ -44,8 +44,9 @@ class Pipeline:
         except ChildDied:
             return Retry("child_died")
         except StoreUnavailableError:
-            # A store that answers a probe failed this job only; one that does not is away for everybody.
-            return Retry("store_refused") if await self._objects.probe() else HandBack("store_away", server_away=True)
+            # A store that does the same for a probe failed this job only; else it is away for everybody.
+            works = await self._objects.probe_work()
+            return Retry("store_refused") if works else HandBack("store_away", server_away=True)
 
     async def discard(self, claim: Claim) -> None:
         """Delete the variants an attempt may have written, after this worker's settle has ended the job `failed`."""

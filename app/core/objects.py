@@ -28,6 +28,8 @@ DELETE_KEYS_MAX = 1000
 CHUNK_BYTES = 256 * 1024
 #: A probe that takes longer than this means "away".
 PROBE_TIMEOUT_S = 2.0
+#: What a probe of the work itself writes and reads: the same bytes under the same key, whoever asks.
+PROBE_KEY, PROBE_BODY = "health/probe", b"probe"
 
 _MISSING_CODES = frozenset({"NoSuchKey", "404", "NotFound", "NoSuchUpload"})
 _CHANGED_CODES = frozenset({"PreconditionFailed", "412"})
@@ -143,6 +145,18 @@ class ObjectStore:
         except (StoreUnavailableError, ObjectMissingError, TimeoutError, ClientError):
             return False
         return True
+
+    async def probe_work(self) -> bool:
+        """Return whether the store takes an object and gives it back: one that starts or is full may only answer."""
+        bucket = self._settings.bucket
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT_S), self._call():
+                await self._health.put_object(Bucket=bucket, Key=PROBE_KEY, Body=PROBE_BODY)
+                answer = await self._health.get_object(Bucket=bucket, Key=PROBE_KEY)
+                async with answer["Body"] as stream:
+                    return bool(await stream.read() == PROBE_BODY)
+        except (StoreUnavailableError, ObjectMissingError, TimeoutError, ClientError):
+            return False
 
     async def put(self, key: str, body: bytes | io.BytesIO, *, media_type: str) -> None:
         """Write an object whole."""

@@ -48,7 +48,12 @@ async def wait_dropped(line: Line, row: asyncpg.Record, *, timeout_s: float = 10
         now = await line.raw.fetchrow("SELECT state, held_bytes FROM spillway.jobs WHERE id = $1", row["id"])
         return now is None or (now["state"] == "dropped" and now["held_bytes"] == 0)
 
+    async def swept_twice() -> bool:
+        return await line.raw.fetchrow("SELECT 1 FROM spillway.jobs WHERE id = $1", row["id"]) is None
+
     await until(swept, timeout_s=timeout_s, what="the reservation dropped and swept")
+    # A part that was on its way may arrive after the first sweep; the second one, a lease later, is for it.
+    await until(swept_twice, what="the reservation swept once more and its row gone")
     assert not await line.objects.exists(staging_key(row["id"]))
     assert await line.objects.abort_multiparts_of(staging_key(row["id"])) == 0
 
