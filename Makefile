@@ -71,7 +71,7 @@ check: check-std venv ## Format, lint, types, import directions, unit and reposi
 	$(VENV)/bin/ruff check --quiet .
 	$(VENV)/bin/lint-imports --no-logo
 	@echo "mypy, beside the tests"; $(PY) -m mypy >$(VENV)/.mypy-says 2>&1 & types=$$!; \
-	$(PY) -m pytest -m "not long" $(PYTEST_FLAGS) tests/unit tests/repo; tests=$$?; \
+	$(PY) -m pytest -m "not long" -n 2 $(PYTEST_FLAGS) tests/unit tests/repo; tests=$$?; \
 	wait $$types; types=$$?; cat $(VENV)/.mypy-says; [ $$tests -eq 0 ] && [ $$types -eq 0 ]
 
 .PHONY: check-std
