@@ -5,7 +5,7 @@ import hashlib
 import io
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -188,8 +188,8 @@ class Line:
 
 
 @asynccontextmanager
-async def open_line(roles: Roles, env: dict[str, str]) -> AsyncIterator[Line]:
-    """Open the connections of a line; its roles are started by the test."""
+async def token_store(env: Mapping[str, str]) -> AsyncIterator[TokenStore]:
+    """Lend the tokens of a line's database."""
     database = await open_database(
         PoolSettings(
             url=env["SPILLWAY_DATABASE_URL"],
@@ -199,8 +199,15 @@ async def open_line(roles: Roles, env: dict[str, str]) -> AsyncIterator[Line]:
             statement_timeout_s=5.0,
         )
     )
-    _, token = await TokenStore(database).create(owner="ann")
+    yield TokenStore(database)
     await database.close()
+
+
+@asynccontextmanager
+async def open_line(roles: Roles, env: dict[str, str]) -> AsyncIterator[Line]:
+    """Open the connections of a line; its roles are started by the test."""
+    async with token_store(env) as tokens:
+        _, token = await tokens.create(owner="ann")
     raw = await asyncpg.connect(env["SPILLWAY_DATABASE_URL"])
     async with httpx.AsyncClient(timeout=30.0) as http, ObjectStore.open(_store(env)) as objects:
         opened = Line(roles, env, token, http, objects, raw)

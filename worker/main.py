@@ -57,7 +57,7 @@ async def _registered(settings: Settings, name: Role) -> AsyncIterator[tuple[Dat
 
 
 async def _worker(settings: Settings, stop: asyncio.Event) -> None:
-    connections = min(settings.prefetch, 2 * settings.worker_concurrency) * STORE_CALLS_PER_JOB + 1
+    connections = _consumer_settings(settings).slots * STORE_CALLS_PER_JOB + 1
     async with (
         _registered(settings, "worker") as (database, register),
         ObjectStore.open(store_settings(settings, connections_max=connections)) as objects,
@@ -96,11 +96,7 @@ async def _consume(
         crasher=crasher,
     )
     consumer = Consumer(
-        ConsumerSettings(
-            concurrency=settings.worker_concurrency,
-            prefetch=settings.prefetch,
-            stop_grace_s=settings.worker_stop_grace_s,
-        ),
+        _consumer_settings(settings),
         broker=broker_settings(settings),
         life=life,
         hands=hands,
@@ -117,6 +113,14 @@ async def _consume(
             await consumer.run(stop, probe=objects.probe_work)
         finally:
             done.set()
+
+
+def _consumer_settings(settings: Settings) -> ConsumerSettings:
+    return ConsumerSettings(
+        concurrency=settings.worker_concurrency,
+        prefetch=settings.prefetch,
+        stop_grace_s=settings.worker_stop_grace_s,
+    )
 
 
 def _life_settings(settings: Settings, register: ProcessRegister) -> LifeSettings:

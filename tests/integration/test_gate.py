@@ -12,11 +12,9 @@ import asyncpg
 import httpx
 import pytest
 
-from app.core.postgres import PoolSettings, open_database
-from app.core.tokens import TokenStore
 from stack.servers import Servers
 from tests.edge import Answer, Connection, api_of, body, connect, exchange, head, open_edge, post, request
-from tests.line import Line, photo, until
+from tests.line import Line, photo, token_store, until
 
 PHOTO = photo(1)
 JOBS_MAX = 3
@@ -223,7 +221,7 @@ async def test_curl_is_refused_without_sending_its_file(line: Line, tmp_path: Pa
 
 
 async def test_a_revoked_token_stops_working_and_a_new_one_works(line: Line) -> None:
-    async with _tokens(line) as store:
+    async with token_store(line.env) as store:
         token_id, token = await store.create(owner="ben")
         assert (await _with_token(line, token)).status == 202
         assert await store.revoke(token_id)
@@ -238,21 +236,6 @@ async def _with_token(line: Line, token: str) -> Answer:
     answer = await exchange(api_of(line).port, request(token, body(PHOTO)))
     await line.raw.execute("SELECT spillway.cancel(id, owner) FROM spillway.jobs WHERE state = 'queued'")
     return answer
-
-
-@asynccontextmanager
-async def _tokens(line: Line) -> AsyncIterator[TokenStore]:
-    database = await open_database(
-        PoolSettings(
-            url=line.env["SPILLWAY_DATABASE_URL"],
-            application_name="test",
-            connections_max=1,
-            acquire_timeout_s=5,
-            statement_timeout_s=5,
-        )
-    )
-    yield TokenStore(database)
-    await database.close()
 
 
 async def test_a_locked_database_is_an_answer_within_three_seconds(line: Line) -> None:

@@ -5,16 +5,14 @@ import json
 import secrets
 import sys
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from app.core.postgres import PoolSettings, open_database
-from app.core.tokens import Scope, TokenStore
+from app.core.tokens import Scope
 from stack.servers import Servers
 from tests.edge import Answer, api_of, body, exchange, head, open_edge, post
-from tests.line import Line, photo
+from tests.line import Line, photo, token_store
 
 PHOTO = photo(1)
 FAILURES_MAX = 5
@@ -32,28 +30,13 @@ async def line(servers: Servers, environment: Mapping[str, str]) -> AsyncIterato
         yield opened
 
 
-@asynccontextmanager
-async def tokens(line: Line) -> AsyncIterator[TokenStore]:
-    database = await open_database(
-        PoolSettings(
-            url=line.env["SPILLWAY_DATABASE_URL"],
-            application_name="test",
-            connections_max=1,
-            acquire_timeout_s=5,
-            statement_timeout_s=5,
-        )
-    )
-    yield TokenStore(database)
-    await database.close()
-
-
 async def ask(line: Line, *lines: str, token: str | None, method: str = "GET", path: str, port: int = 0) -> Answer:
     data = head(token, *lines, content_type=None, method=method, path=path)
     return await exchange(port or api_of(line).port, data)
 
 
 async def test_a_token_opens_what_its_scopes_say_and_nothing_else(line: Line) -> None:
-    async with tokens(line) as store:
+    async with token_store(line.env) as store:
         _, metrics = await store.create(owner="prometheus", scopes=[Scope.METRICS])
         _, both = await store.create(owner="eve", scopes=[Scope.USER, Scope.METRICS])
         listed = {entry.owner: entry.scopes for entry in await store.entries()}
