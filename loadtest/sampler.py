@@ -8,6 +8,7 @@ end ends the sampler, which then writes its file.
 
 import http.client
 import json
+import math
 import os
 import re
 import subprocess
@@ -29,6 +30,8 @@ from contracts.runs import MACHINE, SAMPLES, Metric
 QUEUE_PERIOD_S = 0.5
 PROCESS_PERIOD_S = 1.0
 PSS_PERIOD_S = 5.0
+#: A process that joins a role's tree while none of it ends is seen after this long at the latest.
+TREES_PERIOD_S = 5.0
 _SCRAPE_TIMEOUT_S = 2.0
 #: Rows kept at most: about four hours at the periods above.
 _ROWS_MAX = 2_000_000
@@ -154,20 +157,47 @@ def _trees(config: SamplerConfig) -> dict[str, list[psutil.Process]]:
     return trees
 
 
-def _sample_processes(config: SamplerConfig, rows: _Rows, *, with_pss: bool) -> None:
+class _KnownTrees:
+    """The trees of all roles, looked up anew after a process of theirs has ended, and every so often.
+
+    Going through the process table costs several times what reading the processes does, and it is the measured
+    machine that pays.
+    """
+
+    def __init__(self, config: SamplerConfig) -> None:
+        self._config = config
+        self._trees: dict[str, list[psutil.Process]] = {}
+        self._roots_count = 0
+        self._stale_from_s = -math.inf
+
+    def at(self, now_s: float) -> dict[str, list[psutil.Process]]:
+        roots_count = sum(map(len, self._config.roots.values()))
+        if now_s >= self._stale_from_s or roots_count != self._roots_count:
+            self._trees, self._roots_count = _trees(self._config), roots_count
+            self._stale_from_s = now_s + TREES_PERIOD_S
+        return self._trees
+
+    def forget(self) -> None:
+        """Look the trees up anew next time."""
+        self._stale_from_s = -math.inf
+
+
+def _sample_processes(trees: _KnownTrees, rows: _Rows, *, with_pss: bool) -> None:
     at_s = time.monotonic()
-    for role, tree in _trees(config).items():
+    for role, tree in trees.at(at_s).items():
         totals = {Metric.RSS_BYTES: 0.0, Metric.CPU_S: 0.0, Metric.RSS_PEAK_BYTES: 0.0, Metric.PSS_BYTES: 0.0}
+        processes_count = 0
         for process in tree:
             try:
                 _add_process(process, totals, with_pss=with_pss)
+                processes_count += 1
             except (psutil.Error, OSError):
-                continue  # it ended between listing and reading
+                trees.forget()  # it has ended, and another may have taken its place
         if not with_pss:
             del totals[Metric.PSS_BYTES]
         for metric, value in totals.items():
             rows.add(at_s, metric, role, value)
-        rows.add(at_s, Metric.PROCESSES_COUNT, role, float(len(tree)))
+        rows.add(at_s, Metric.PROCESSES_COUNT, role, float(processes_count))
     times = psutil.cpu_times()
     idle = times.idle + getattr(times, "iowait", 0.0) + getattr(times, "steal", 0.0)
     rows.add(at_s, Metric.CPU_S, MACHINE, sum(times) - getattr(times, "guest", 0.0) - idle)
@@ -197,6 +227,7 @@ def _peak_rss(pid: int) -> int:
 def _sample_until(config: SamplerConfig, stop: threading.Event) -> list[Row]:
     rows = _Rows()
     scraper = _Scraper(config.metrics_url) if config.metrics_url else None
+    trees = _KnownTrees(config)
     begin_s = time.monotonic()
     next_process_s, next_pss_s = begin_s, begin_s + PSS_PERIOD_S / 2
     tick = 0
@@ -209,8 +240,9 @@ def _sample_until(config: SamplerConfig, stop: threading.Event) -> list[Row]:
             with_pss = now_s >= next_pss_s
             next_process_s = now_s + PROCESS_PERIOD_S
             next_pss_s = now_s + PSS_PERIOD_S if with_pss else next_pss_s
-            _sample_processes(config, rows, with_pss=with_pss)
-    _sample_processes(config, rows, with_pss=True)
+            _sample_processes(trees, rows, with_pss=with_pss)
+    trees.forget()
+    _sample_processes(trees, rows, with_pss=True)
     return rows.rows
 
 

@@ -32,6 +32,9 @@ from worker.variants import ImageRejected, Transformed, Variant
 #: A child that has not said hello by then is given up.
 HELLO_TIMEOUT_S = 30.0
 
+#: What either side may have on its way; the kernel gives less where its own limit is lower. Fewer turns for an image.
+CHANNEL_BUFFER_BYTES = 2 * 1024 * 1024
+
 #: The wall limit is counted in so many slices, so that a frozen parent (or host) spends one slice, not the limit.
 WALL_SLICES = 20
 
@@ -84,6 +87,8 @@ class ChildProcess:
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         ours.setblocking(False)
+        for end in (ours, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, CHANNEL_BUFFER_BYTES)
         try:
             process = _start(config, theirs)
         except OSError as exc:
