@@ -3,6 +3,7 @@
 Invariant: an accept whose outcome is unknown is asked about by its token, and nothing is deleted while it is unknown.
 """
 
+import asyncio
 from collections.abc import Callable
 from uuid import UUID
 
@@ -88,8 +89,9 @@ class Accepting:
     async def _delete_staged(self, reservation: Reservation) -> None:
         # What fails here is repaired by the janitor as long as there is a row.
         try:
-            await self._store.delete([staging_key(reservation.job_id)])
-        except StoreUnavailableError:
+            async with asyncio.timeout(self._settings.s3_timeout_s):
+                await self._store.delete([staging_key(reservation.job_id)])
+        except (StoreUnavailableError, TimeoutError):
             self._count_failure("store", "delete")
 
 

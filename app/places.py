@@ -19,11 +19,11 @@ from app.core.objects import (
     ObjectInfo,
     ObjectMissingError,
     ObjectStore,
-    SignedPut,
     StoreUnavailableError,
 )
 from app.core.postgres import DatabaseUnavailableError
 from app.core.settings import Settings
+from app.core.signed import SignedBody, SignedPut
 from app.core.telemetry import logger
 from app.reserving import Reserving, Wanted
 from app.staging import STAGING_MEDIA_TYPE
@@ -89,9 +89,9 @@ class Places:
             raise unavailable("The place was not given.")
         put = await self._store.presigned_put(
             inbox_key(reservation.job_id),
-            size_bytes=declared.source_bytes,
-            media_type=declared.media_type,
-            sha256=declared.sha256,
+            promise=SignedBody(
+                size_bytes=declared.source_bytes, media_type=declared.media_type, sha256=declared.sha256
+            ),
             expires_s=max(1, int(left_s)),
         )
         return Taken(job_id=reservation.job_id, image_id=reservation.image_id, put=put, left_s=left_s)

@@ -1,18 +1,20 @@
 """Writes one upload to staging: part by part as it comes, with the store's silence bounded.
 
-Invariant: one part is the most that is kept of an upload, and nothing is copied on its way: a part is written to
-memory once and read from there by the store's client.
+Invariant: while the store takes one part the next one is filled, and both together hold at most `HELD_BYTES_MAX`.
+Nothing waits for the client with a connection of the store in its hand.
 """
 
 import asyncio
-import io
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from app.core.clock import monotonic_s
 from app.core.objects import PART_BYTES, ObjectStore, StoreUnavailableError
+from app.core.parts import Part
 
+#: Most bytes of one upload in memory: a full part, and how far the client is read ahead while the store takes one.
+HELD_BYTES_MAX = PART_BYTES + 1024 * 1024
 #: A call is given up when for this long the store has neither taken a byte of it nor answered any call of the process.
 #: A slow store that goes on working is not away, so no fixed deadline bounds a part; each call's own silence is
 #: bounded by the setting for calls to the store all the same.
@@ -24,19 +26,6 @@ ABORT_TIMEOUT_S = 1.0
 STAGING_MEDIA_TYPE = "application/octet-stream"
 
 _T = TypeVar("_T")
-
-
-class Part(io.BytesIO):
-    """A part in memory that knows when the store last took bytes of it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.read_at_s = 0.0
-
-    def read(self, size_bytes: int | None = -1, /) -> bytes:
-        """Return the next bytes."""
-        self.read_at_s = monotonic_s()
-        return super().read(size_bytes)
 
 
 class StoreCalls:
@@ -86,58 +75,96 @@ class StagingWriter:
     calls: StoreCalls
     key: str
     part: Part = field(default_factory=Part)
+    sending: "_Sending | None" = None
     upload_id: str | None = None
     etags: list[str] = field(default_factory=list)
-    #: A call to the store is under way (or has failed): time that runs out now is not the client's.
+    #: The upload waits for the store (or a call has failed): time that runs out now is not the client's.
     busy: bool = False
 
     async def write(self, view: memoryview) -> None:
-        """Take bytes in; sends a full part on when more follow."""
+        """Take bytes in; a full part is on its way once more bytes follow."""
         while len(view):
-            room_bytes = PART_BYTES - self.part.tell()
+            room_bytes = PART_BYTES - len(self.part)
             if not room_bytes:
-                await self._send_part()
+                await self._wait(self._send_part())
                 continue
-            self.part.write(view[:room_bytes])
-            view = view[room_bytes:]
+            piece = view[:room_bytes]
+            if self.sending is not None:
+                await self._wait(self.sending.until_held(HELD_BYTES_MAX - self.part.held_bytes - len(piece)))
+            self.part.write(piece)
+            view = view[len(piece) :]
 
     async def finish(self) -> None:
         """Make the object visible and durable."""
-        if self.upload_id is None:
-            part = self.part
-            await self._call(lambda: self._put(part), part=part)
-            return
-        await self._send_part()
-        upload_id = self.upload_id
-        await self._call(lambda: self.store.finish_multipart(self.key, upload_id=upload_id, etags=self.etags))
-        self.upload_id = None
+        await self._wait(self._finish())
 
     async def abort(self) -> None:
         """Give up what was begun; best effort and soon, the janitor does the rest."""
+        if self.sending is not None:
+            await self.sending.cancel()
         if self.upload_id is None:
             return
         async with asyncio.timeout(ABORT_TIMEOUT_S):
             await self.store.abort_multipart(self.key, upload_id=self.upload_id)
 
-    async def _put(self, part: Part) -> None:
-        part.seek(0)
-        await self.store.put(self.key, part, media_type=STAGING_MEDIA_TYPE)
+    async def _finish(self) -> None:
+        part = self.part
+        if self.upload_id is None:
+            await self.calls.run(lambda: self.store.put(self.key, part, media_type=STAGING_MEDIA_TYPE), part=part)
+            return
+        await self._send_part()
+        await self._sent()
+        upload_id = self.upload_id
+        await self.calls.run(lambda: self.store.finish_multipart(self.key, upload_id=upload_id, etags=self.etags))
+        self.upload_id = None
 
     async def _send_part(self) -> None:
+        """Send the part on its way, after the one before has arrived."""
+        await self._sent()
         if self.upload_id is None:
-            self.upload_id = await self._call(
+            self.upload_id = await self.calls.run(
                 lambda: self.store.start_multipart(self.key, media_type=STAGING_MEDIA_TYPE)
             )
         part, upload_id, number = self.part, self.upload_id, len(self.etags) + 1
-        part.seek(0)
-        etag = await self._call(
+        call = self.calls.run(
             lambda: self.store.put_part(self.key, upload_id=upload_id, number=number, body=part), part=part
         )
-        self.etags.append(etag)
+        self.sending = _Sending(part, asyncio.ensure_future(call))
         self.part = Part()
 
-    async def _call(self, call: Callable[[], Coroutine[Any, Any, _T]], *, part: Part | None = None) -> _T:
+    async def _sent(self) -> None:
+        if self.sending is not None:
+            self.etags.append(await self.sending.call)
+            self.sending = None
+
+    async def _wait(self, work: Coroutine[Any, Any, None]) -> None:
         self.busy = True
-        answer = await self.calls.run(call, part=part)
+        await work
         self.busy = False
-        return answer
+
+
+@dataclass(frozen=True, slots=True)
+class _Sending:
+    """A part on its way to the store."""
+
+    part: Part
+    call: "asyncio.Future[str]"
+
+    async def until_held(self, bytes_max: int) -> None:
+        """Wait until no more than so many bytes of the part are held, or raise what went wrong."""
+        while self.part.held_bytes > max(bytes_max, 0) and not self.call.done():
+            less = asyncio.ensure_future(self.part.less_held())
+            either: list[asyncio.Future[Any]] = [less, self.call]
+            try:
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                less.cancel()
+        if self.call.done():
+            self.call.result()
+
+    async def cancel(self) -> None:
+        """End the call; what came of it is of no interest any more."""
+        self.call.cancel()
+        await asyncio.wait({self.call}, timeout=ABORT_TIMEOUT_S)
+        if self.call.done() and not self.call.cancelled():
+            self.call.exception()

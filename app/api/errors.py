@@ -3,6 +3,7 @@
 Invariant: nothing of a library's own text is ever in an answer.
 """
 
+import itertools
 import json
 import math
 from collections.abc import Mapping
@@ -16,6 +17,10 @@ PROBLEM_TYPE_PREFIX = "urn:spillway:problem:"
 
 #: Said with a refusal that names no wait of its own; 429 and 503 never go without one.
 DEFAULT_RETRY_AFTER_S = 2.0
+#: Waits up to this are constants of ours, not estimates that were spread already: who is refused at the same moment is
+#: told to come back one after the other.
+SHORT_WAIT_S_MAX = 2
+_STAGGER_S = itertools.cycle((0, 1, 2))
 
 _E = ErrorCode
 
@@ -123,6 +128,8 @@ def problem_answer(error: ServiceError, *, extra: Mapping[str, object] | None = 
     ]
     if status in WAITING_STATUSES or error.retry_after_s is not None:
         wait_s = math.ceil(error.retry_after_s or DEFAULT_RETRY_AFTER_S)
+        if status in WAITING_STATUSES and wait_s <= SHORT_WAIT_S_MAX:
+            wait_s += next(_STAGGER_S)
         headers.append((b"retry-after", str(wait_s).encode()))
     if status is HTTPStatus.UNAUTHORIZED:
         headers.append((b"www-authenticate", b'Bearer realm="spillway"'))

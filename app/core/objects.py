@@ -5,9 +5,8 @@ Staging, results and health use separate clients, so that a store that hangs on 
 
 import asyncio
 import base64
-import io
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -17,7 +16,10 @@ import aiohttp
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 
+from app.core.listing import Lister
+from app.core.parts import Part
 from app.core.settings import Settings
+from app.core.signed import SignedBody, SignedPut
 
 CONNECT_TIMEOUT_S = 2.0
 #: The smallest part that every S3 takes, except the last; also what one upload keeps in memory.
@@ -62,14 +64,6 @@ class ObjectInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SignedPut:
-    """A link for one PUT on the public address, and the headers that must go with it as they are."""
-
-    url: str
-    headers: dict[str, str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSettings:
     """How one process reaches the object store."""
 
@@ -97,14 +91,23 @@ def store_settings(settings: Settings, *, connections_max: int | None = None) ->
     )
 
 
-class ObjectStore:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Clients:
+    calls: Any
+    parts: Any  #: does not sign bodies: they cannot be read before they are sent; our SHA-256 is compared later
+    health: Any
+    public: Any
+
+
+class ObjectStore(Lister):
     """One bucket. Open it with `async with ObjectStore.open(settings)`; its clients live as long as the process."""
 
-    def __init__(self, settings: StoreSettings, *, client: Any, health_client: Any, public_client: Any) -> None:
+    def __init__(self, settings: StoreSettings, clients: _Clients) -> None:
         self._settings = settings
-        self._client = client
-        self._health = health_client
-        self._public = public_client
+        self._client = clients.calls
+        self._part_client = clients.parts
+        self._health = clients.health
+        self._public = clients.public
 
     @classmethod
     @asynccontextmanager
@@ -117,16 +120,17 @@ class ObjectStore:
         )
         async with AsyncExitStack() as stack:
 
-            async def client(url: str, connections: int) -> Any:
-                config = _client_config(settings, connections=connections)
+            async def client(url: str, connections: int, *, signs_bodies: bool = True) -> Any:
+                config = _client_config(settings, connections=connections, signs_bodies=signs_bodies)
                 return await stack.enter_async_context(session.client("s3", endpoint_url=url, config=config))
 
-            yield cls(
-                settings,
-                client=await client(settings.endpoint_url, settings.connections_max),
-                health_client=await client(settings.endpoint_url, 2),
-                public_client=await client(settings.public_url, 1),
+            clients = _Clients(
+                calls=await client(settings.endpoint_url, settings.connections_max),
+                parts=await client(settings.endpoint_url, settings.connections_max, signs_bodies=False),
+                health=await client(settings.endpoint_url, 2),
+                public=await client(settings.public_url, 1),
             )
+            yield cls(settings, clients)
 
     async def ensure_bucket(self) -> None:
         """Create the bucket when it is not there."""
@@ -158,10 +162,11 @@ class ObjectStore:
         except (StoreUnavailableError, ObjectMissingError, TimeoutError, ClientError):
             return False
 
-    async def put(self, key: str, body: bytes | io.BytesIO, *, media_type: str) -> None:
+    async def put(self, key: str, body: bytes | Part, *, media_type: str) -> None:
         """Write an object whole."""
+        client = self._part_client if isinstance(body, Part) else self._client
         async with self._call():
-            await self._client.put_object(Bucket=self._settings.bucket, Key=key, Body=body, ContentType=media_type)
+            await client.put_object(Bucket=self._settings.bucket, Key=key, Body=body, ContentType=media_type)
 
     async def get(self, key: str, *, bytes_max: int) -> bytes:
         """Return an object's bytes.
@@ -248,8 +253,7 @@ class ObjectStore:
     async def exists(self, key: str) -> bool:
         """Return whether an object is there."""
         try:
-            async with self._call():
-                await self._client.head_object(Bucket=self._settings.bucket, Key=key)
+            await self.head(key)
         except ObjectMissingError:
             return False
         return True
@@ -265,21 +269,6 @@ class ObjectStore:
             if answer.get("Errors"):
                 raise StoreUnavailableError("some objects could not be deleted")
 
-    async def list_keys(self, prefix: str, *, keys_max: int) -> list[str]:
-        """Return up to `keys_max` keys under a prefix."""
-        keys: list[str] = []
-        token: dict[str, str] = {}
-        while len(keys) < keys_max:
-            async with self._call():
-                answer = await self._client.list_objects_v2(
-                    Bucket=self._settings.bucket, Prefix=prefix, MaxKeys=min(keys_max, 1000), **token
-                )
-            keys += [item["Key"] for item in answer.get("Contents", [])]
-            if not answer.get("IsTruncated"):
-                break
-            token = {"ContinuationToken": answer["NextContinuationToken"]}
-        return keys[:keys_max]
-
     async def start_multipart(self, key: str, *, media_type: str) -> str:
         """Begin a multipart upload and return its id."""
         async with self._call():
@@ -288,10 +277,10 @@ class ObjectStore:
             )
         return str(answer["UploadId"])
 
-    async def put_part(self, key: str, *, upload_id: str, number: int, body: io.BytesIO) -> str:
+    async def put_part(self, key: str, *, upload_id: str, number: int, body: Part) -> str:
         """Write one part (numbers from 1) and return its ETag."""
         async with self._call():
-            answer = await self._client.upload_part(
+            answer = await self._part_client.upload_part(
                 Bucket=self._settings.bucket, Key=key, UploadId=upload_id, PartNumber=number, Body=body
             )
         return str(answer["ETag"])
@@ -306,20 +295,18 @@ class ObjectStore:
 
     async def abort_multipart(self, key: str, *, upload_id: str) -> None:
         """Give up one multipart upload; one that is not there is fine."""
-        try:
+        with suppress(ObjectMissingError):
             async with self._call():
                 await self._client.abort_multipart_upload(Bucket=self._settings.bucket, Key=key, UploadId=upload_id)
-        except ObjectMissingError:
-            return
 
     async def abort_multiparts_of(self, prefix: str) -> int:
         """Give up every unfinished multipart upload under a prefix; returns how many."""
-        async with self._call():
-            answer = await self._client.list_multipart_uploads(Bucket=self._settings.bucket, Prefix=prefix)
-        uploads = answer.get("Uploads", [])
-        for upload in uploads:
-            await self.abort_multipart(upload["Key"], upload_id=upload["UploadId"])
-        return len(uploads)
+        count = 0
+        async for uploads in self.multipart_pages(prefix):
+            for upload in uploads:
+                await self.abort_multipart(upload.key, upload_id=upload.mark)
+            count += len(uploads)
+        return count
 
     async def presigned_get(self, key: str, *, expires_s: int) -> str:
         """Return a link on the public address that opens the object until it expires; no call is made."""
@@ -329,28 +316,15 @@ class ObjectStore:
             )
         )
 
-    async def presigned_put(
-        self, key: str, *, size_bytes: int, media_type: str, sha256: str, expires_s: int
-    ) -> SignedPut:
+    async def presigned_put(self, key: str, *, promise: SignedBody, expires_s: int) -> SignedPut:
         """Return a link that takes exactly the bytes described, until it expires; no call is made."""
-        checksum = base64.b64encode(bytes.fromhex(sha256)).decode()
-        url = await self._public.generate_presigned_url(
-            "put_object",
-            Params={
-                "Bucket": self._settings.bucket,
-                "Key": key,
-                "ContentLength": size_bytes,
-                "ContentType": media_type,
-                "ChecksumSHA256": checksum,
-            },
-            ExpiresIn=expires_s,
-        )
-        headers = {
-            "Content-Length": str(size_bytes),
-            "Content-Type": media_type,
-            "x-amz-checksum-sha256": checksum,
-        }
-        return SignedPut(url=str(url), headers=headers)
+        params = {"Bucket": self._settings.bucket, "Key": key, **promise.params()}
+        url = await self._public.generate_presigned_url("put_object", Params=params, ExpiresIn=expires_s)
+        return SignedPut(url=str(url), headers=promise.headers())
+
+    async def _ask(self, operation: str, **query: object) -> Any:
+        async with self._call():
+            return await getattr(self._client, operation)(Bucket=self._settings.bucket, **query)
 
     @asynccontextmanager
     async def _call(self) -> AsyncIterator[None]:
@@ -376,7 +350,7 @@ def _range(start: int, length_bytes: int | None) -> str:
     return f"bytes={start}-" if length_bytes is None else f"bytes={start}-{start + length_bytes - 1}"
 
 
-def _client_config(settings: StoreSettings, *, connections: int) -> Config:
+def _client_config(settings: StoreSettings, *, connections: int, signs_bodies: bool) -> Config:
     plain_http = urlsplit(settings.endpoint_url).scheme == "http"
     return Config(
         # SigV2, the default of presigned links, does not sign the host.
@@ -388,7 +362,7 @@ def _client_config(settings: StoreSettings, *, connections: int) -> Config:
         # Old stores keep the framing of trailing checksums inside the object; our own SHA-256 is compared instead.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
-        s3={"addressing_style": "path", "payload_signing_enabled": plain_http},
+        s3={"addressing_style": "path", "payload_signing_enabled": signs_bodies and plain_http},
     )
 
 

@@ -1,0 +1,74 @@
+"""A piece of an upload in memory that the store's client sends block by block, letting go of each block as it goes.
+
+Invariant: every byte is copied once, into its block, however small the pieces come; what was sent is held no longer,
+so a part is sent whole once, and anew only as long as nothing of it was taken.
+"""
+
+import asyncio
+import io
+from collections import deque
+from collections.abc import AsyncIterator
+
+from app.core.clock import monotonic_s
+
+#: Pieces are gathered to blocks of this size; a write to the store is one block.
+BLOCK_BYTES = 128 * 1024
+
+
+class Part:
+    """Blocks of bytes: filled first, then given to the store's client as its body."""
+
+    def __init__(self) -> None:
+        self._blocks: deque[bytearray] = deque()
+        self._size_bytes = 0
+        self._let_go = asyncio.Event()
+        #: Bytes that are still in memory.
+        self.held_bytes = 0
+        #: When the store last took bytes; 0 when it has not yet.
+        self.read_at_s = 0.0
+
+    def __len__(self) -> int:
+        """Return the size of the whole part, bytes, sent or not."""
+        return self._size_bytes
+
+    def write(self, view: memoryview) -> None:
+        """Take bytes in."""
+        while len(view):
+            if not self._blocks or len(self._blocks[-1]) >= BLOCK_BYTES:
+                self._blocks.append(bytearray())
+            taken = view[: BLOCK_BYTES - len(self._blocks[-1])]
+            self._blocks[-1] += taken
+            self._size_bytes += len(taken)
+            self.held_bytes += len(taken)
+            view = view[len(taken) :]
+
+    async def less_held(self) -> None:
+        """Wait until the store has taken more of this part."""
+        self._let_go.clear()
+        await self._let_go.wait()
+
+    async def __aiter__(self) -> AsyncIterator[bytearray]:
+        """Yield the blocks, each once."""
+        while self._blocks:
+            yield self._take()
+
+    def read(self, _size_bytes: int = -1, /) -> bytes:
+        """Return what is left. The store's client takes only what can be read for a body, but iterates over it."""
+        return b"".join(self._take() for _ in range(len(self._blocks)))
+
+    def seek(self, offset_bytes: int, /) -> int:
+        """Begin anew, for the client's second try; possible as long as the first one took nothing.
+
+        Raises:
+            io.UnsupportedOperation: part of it is gone.
+        """
+        if offset_bytes or self.read_at_s:
+            raise io.UnsupportedOperation("bytes that were sent are not held any more")
+        return 0
+
+    def _take(self) -> bytearray:
+        self.read_at_s = monotonic_s()
+        block = self._blocks.popleft()
+        self.held_bytes -= len(block)
+        self._let_go.set()
+        return block
