@@ -54,8 +54,11 @@ class Cleaner:
             await self._retention.note_objects_gone(swept)
 
     async def purge_failed_sources(self) -> None:
-        """Delete the oldest failed jobs' sources over the budget; their replay then says that the source is missing."""
-        job_ids = await self._retention.failed_sources_over_budget()
+        """Delete the oldest failed jobs' sources over the budget, and what lies where a source was found missing.
+
+        Marked first: a replay from then on says that the source is missing. A crash in between repeats the rest.
+        """
+        job_ids = await self._retention.claim_purges()
         if not job_ids:
             return
         await self._objects.delete([staging_key(job_id) for job_id in job_ids])
@@ -64,9 +67,11 @@ class Cleaner:
         log.info("janitor.sources_purged", jobs=len(job_ids))
 
     async def delete_rows(self) -> None:
-        """Delete rows that have answered long enough, and keys past their lifetime."""
+        """Delete rows that have answered long enough, keys past their lifetime, and what was noted long ago."""
         await self._retention.delete_expired()
         await self._retention.delete_expired_keys()
+        await self._retention.delete_old_audit()
+        await self._retention.delete_old_dead_letters()
 
     async def _delete_objects(self, batch: list[Gone]) -> list[UUID]:
         """Return the jobs of a batch of which nothing is left."""

@@ -158,7 +158,7 @@ def environment_of(settings: Settings) -> dict[str, str]:
 def _written(value: object) -> str:
     if isinstance(value, SecretStr):
         return value.get_secret_value()
-    return ",".join(value) if isinstance(value, tuple) else str(value)
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def command(module: str) -> list[str]:

@@ -52,6 +52,11 @@ OPERATIONS: dict[tuple[str, str], str] = {
     ("post", "/api/v1/messages"): "createMessage",
     ("get", "/api/v1/messages/{message_id}"): "readMessage",
     ("post", "/api/v1/messages/{message_id}/attachments"): "attach",
+    ("get", "/api/v1/admin/failed-jobs"): "listFailedJobs",
+    ("get", "/api/v1/admin/jobs/{job_id}"): "inspectJob",
+    ("post", "/api/v1/admin/jobs/{job_id}/replay"): "replayJob",
+    ("post", "/api/v1/admin/replays"): "replayJobs",
+    ("get", "/api/v1/admin/dead-letters"): "listDeadLetters",
     ("get", "/health/live"): "live",
     ("get", "/health/ready"): "ready",
     ("get", "/metrics"): "metrics",
@@ -181,6 +186,8 @@ def _bound_parameter(parameter: dict[str, Any], *, operation: str) -> None:
         parameter["schema"] = {"type": "string", "format": "uuid"}
     elif (parameter["in"], parameter["name"]) == ("path", "variant"):
         parameter["schema"] = {"type": "string", "enum": [name.value for name in ContentName]}
+    elif parameter["name"] in ("since", "until"):
+        parameter["schema"] = {"type": "string", "format": "date-time"}
     elif parameter["name"] == "cursor":
         parameter["schema"] = {"type": "string", "pattern": CURSOR_PATTERN}
     elif (operation, parameter["name"]) == ("listMessages", "limit"):
@@ -194,8 +201,9 @@ def _default(setting: str) -> Any:
     return Settings.model_fields[setting].default
 
 
-#: Bounds of body fields that are settings.
+#: Bounds of body fields that are settings, and what opaque ones look like.
 _BODY_BOUNDS = {
+    "cursor": {"pattern": CURSOR_PATTERN},
     "attachment_ids": {"maxItems": _default("message_attachments_max")},
     "bytes": {"maximum": _default("upload_bytes_max")},
     "text": {"pattern": r"^[^\u0000]*$"},

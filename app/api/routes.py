@@ -7,6 +7,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
+from app.api.admin_wiring import add_admin_routes
 from app.api.allowed import allowed_methods
 from app.api.answers import json_response, problem_response
 from app.api.exchange import unexpected
@@ -42,6 +43,7 @@ def make_app(services: Services) -> FastAPI:
     app.add_api_route("/metrics", routes.metrics, methods=["GET"])
     add_message_routes(app, services)
     add_place_routes(app, services)
+    add_admin_routes(app, services)
     app.add_exception_handler(ServiceError, _on_service_error)
     app.add_exception_handler(DatabaseUnavailableError, routes.on_database_away)
     app.add_exception_handler(HTTPException, _on_framework_error)

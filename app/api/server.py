@@ -33,6 +33,7 @@ from app.core.messages import MessageStore
 from app.core.objects import ObjectStore, store_settings
 from app.core.postgres import Database, DatabaseUnavailableError, open_database, pool_settings
 from app.core.processes import ProcessRegister, ProcessReport
+from app.core.registry import Registry
 from app.core.settings import Settings
 from app.core.telemetry import logger
 from app.core.tokens import TokenStore
@@ -144,6 +145,7 @@ async def _opened(settings: Settings, process: Process) -> AsyncIterator[_Opened
             jobs=jobs,
             views=views,
             messages=MessageStore(database, attachments_max=settings.message_attachments_max),
+            registry=Registry(database),
             store=store,
             contents=contents,
             uploads=uploads,

@@ -12,6 +12,7 @@ from app.core.jobstore import JobStore
 from app.core.jobviews import JobViews
 from app.core.messages import MessageStore
 from app.core.objects import ObjectStore
+from app.core.registry import Registry
 from app.core.settings import Settings
 from app.places import Places
 from app.reserving import Reserving
@@ -26,6 +27,7 @@ class Services:
     jobs: JobStore
     views: JobViews
     messages: MessageStore
+    registry: Registry
     store: ObjectStore
     contents: ObjectStore  #: the same store over connections of its own: readers never take those of uploads
     uploads: Uploads

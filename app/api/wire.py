@@ -12,6 +12,7 @@ ATTACHMENTS_PATH = "/api/v1/attachments"
 JOBS_PATH = "/api/v1/image-jobs"
 PLACES_PATH = "/api/v1/image-places"
 MESSAGES_PATH = "/api/v1/messages"
+ADMIN_PATH = "/api/v1/admin"
 #: What is uploaded where: a POST to one of these goes through the gate.
 UPLOADS = {IMAGES_PATH: Operation.IMAGE, ATTACHMENTS_PATH: Operation.ATTACHMENT}
 

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from app.core.postgres import Database, load_queries
-from app.core.settings import Settings
+from app.core.registry import AUDIT_ROWS_MAX, DEAD_LETTER_ROWS_MAX
+from app.core.settings import AUDIT_KEEP_S, Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +18,7 @@ class Keep:
     message_s: float
     gone_s: float  #: an expired job answers 410 this long, then 404
     failed_source_bytes_max: int
+    audit_s: float = AUDIT_KEEP_S  #: what was done by hand, and what the broker gave up on
 
 
 def keep_settings(settings: Settings) -> Keep:
@@ -28,6 +30,7 @@ def keep_settings(settings: Settings) -> Keep:
         message_s=settings.message_keep_s,
         gone_s=settings.expired_answers_s,
         failed_source_bytes_max=settings.failed_source_bytes_max,
+        audit_s=settings.audit_keep_s,
     )
 
 
@@ -86,11 +89,26 @@ class Retention:
         """Delete keys past their lifetime; returns how many."""
         return len(await self._db.many(self._sql.delete_expired_keys, rows_max=self._rows_max))
 
-    async def failed_sources_over_budget(self) -> list[UUID]:
-        """Return the oldest failed jobs whose sources exceed the budget."""
+    async def claim_purges(self) -> list[UUID]:
+        """Mark the oldest failed jobs' sources over the budget, for good; return all that are marked and booked."""
         rows = await self._db.many(
-            self._sql.failed_sources_over_budget,
-            bytes_max=self._keep.failed_source_bytes_max,
+            self._sql.claim_purges, bytes_max=self._keep.failed_source_bytes_max, rows_max=self._rows_max
+        )
+        return [row["job_id"] for row in rows]
+
+    async def delete_old_audit(self) -> int:
+        """Delete audit entries past their time or their number; returns how many."""
+        rows = await self._db.many(
+            self._sql.delete_old_audit, keep_s=self._keep.audit_s, kept_rows=AUDIT_ROWS_MAX, rows_max=self._rows_max
+        )
+        return len(rows)
+
+    async def delete_old_dead_letters(self) -> int:
+        """Delete dead letters past their time or their number, those last seen longest ago first; returns how many."""
+        rows = await self._db.many(
+            self._sql.delete_old_dead_letters,
+            keep_s=self._keep.audit_s,
+            kept_rows=DEAD_LETTER_ROWS_MAX,
             rows_max=self._rows_max,
         )
-        return [row["id"] for row in rows]
+        return len(rows)

@@ -27,8 +27,9 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Whose token it is, and what for."""
+    """Which token, whose it is, and what for."""
 
+    token_id: UUID
     owner: str
     scopes: frozenset[Scope]
 
@@ -77,7 +78,8 @@ class TokenStore:
         row = await self._db.one(self._sql.token_identity, token_sha256=token_hash(token))
         if row is None:
             return None
-        return Identity(owner=row["owner"], scopes=frozenset(Scope(name) for name in row["scopes"]))
+        scopes = frozenset(Scope(name) for name in row["scopes"])
+        return Identity(token_id=row["id"], owner=row["owner"], scopes=scopes)
 
 
 def token_hash(token: str) -> bytes:

@@ -5,9 +5,9 @@ import time
 from typing import Any
 
 from app.core.postgres import PoolSettings, open_database
-from app.core.tokens import TokenStore
+from app.core.tokens import Scope, TokenStore
 from tests.contract.replaying import Replay, value_at
-from tests.line import Line
+from tests.line import Line, token_store
 
 #: The owner of the examples has so many unfinished jobs when the share is used up; one place is left then.
 OWNER_JOBS_MAX = 6
@@ -35,6 +35,12 @@ async def foreign_token(line: Line) -> str:
     finally:
         await database.close()
     return token
+
+
+async def admin_token(line: Line) -> str:
+    """Return a token of somebody who looks after the service."""
+    async with token_store(line.env) as tokens:
+        return (await tokens.create(owner="root", scopes=[Scope.ADMIN]))[1]
 
 
 async def play_until(replay: Replay, example: dict[str, Any]) -> dict[str, Any]:

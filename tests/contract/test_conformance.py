@@ -10,16 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from app.core.tokens import Scope
 from stack.servers import Servers
 from tests.edge import open_edge
-from tests.line import Line
+from tests.line import Line, token_store
 from tests.repo.tidy.sources import ROOT
 
 #: Random cases for each operation and phase; the coverage phase has its own, all of them.
 EXAMPLES_MAX = 15
 TIMEOUT_S = 85
-#: The bound is tested elsewhere; here it would turn valid uploads away.
-ENVIRONMENT = {"SPILLWAY_ADMISSION_JOBS_MAX": "100000"}
+#: These bounds are tested elsewhere; here they would turn valid uploads away, and those away who are to be told `401`.
+ENVIRONMENT = {"SPILLWAY_ADMISSION_JOBS_MAX": "100000", "SPILLWAY_AUTH_FAILURES_PER_MINUTE_MAX": "100000"}
 
 
 @pytest.fixture(scope="module")
@@ -29,12 +30,14 @@ async def line(servers: Servers, environment: Mapping[str, str]) -> AsyncIterato
         yield opened
 
 
-def schemathesis(line: Line, environment: Mapping[str, str], folder: Path) -> subprocess.CompletedProcess[str]:
+def schemathesis(
+    line: Line, token: str, environment: Mapping[str, str], folder: Path
+) -> subprocess.CompletedProcess[str]:
     """Run it in a folder of its own, where it keeps its notes; in one thread, since CPython 3.11 parses only in one."""
     command = [str(Path(sys.executable).with_name("schemathesis"))]
     command += ["--config-file", str(ROOT / "tests/contract/schemathesis.toml")]
     command += ["run", str(ROOT / "contracts/openapi.json"), "--url", line.base_url, "--workers", "1"]
-    command += ["--header", f"Authorization: Bearer {line.token}", "--max-examples", str(EXAMPLES_MAX)]
+    command += ["--header", f"Authorization: Bearer {token}", "--max-examples", str(EXAMPLES_MAX)]
     env = {**environment, "PYTHONPATH": os.fspath(ROOT), "NO_COLOR": "1"}
     return subprocess.run(
         command, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=TIMEOUT_S, errors="replace"
@@ -42,7 +45,9 @@ def schemathesis(line: Line, environment: Mapping[str, str], folder: Path) -> su
 
 
 async def test_no_check_of_schemathesis_fails(line: Line, environment: Mapping[str, str], tmp_path: Path) -> None:
-    done = await asyncio.to_thread(schemathesis, line, environment, tmp_path)
+    async with token_store(line.env) as tokens:
+        _, token = await tokens.create(owner="ann", scopes=(Scope.USER, Scope.ADMIN))
+    done = await asyncio.to_thread(schemathesis, line, token, environment, tmp_path)
     assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-2000:]
     openapi = json.loads((ROOT / "contracts/openapi.json").read_text(encoding="utf-8"))
     count = sum(len(methods) for methods in openapi["paths"].values())

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from stack.servers import Servers
-from tests.contract.book import ENVIRONMENT, foreign_token, play_until
+from tests.contract.book import ENVIRONMENT, admin_token, foreign_token, play_until
 from tests.contract.replaying import Replay, load, masked
 from tests.edge import open_edge
 from tests.line import Line
@@ -23,7 +23,11 @@ async def line(servers: Servers, environment: Mapping[str, str]) -> AsyncIterato
 
 @pytest.fixture(scope="module")
 async def replay(line: Line) -> Replay:
-    found = {"token": line.token, "foreign_token": await foreign_token(line)}
+    found = {
+        "token": line.token,
+        "foreign_token": await foreign_token(line),
+        "admin_token": await admin_token(line),
+    }
     return Replay(line.http, line.base_url, found)
 
 

@@ -231,7 +231,9 @@ async def test_the_oldest_failed_sources_go_first_when_they_exceed_their_budget(
     assert left == [False, True, True]
     assert {await keeper.state(job_id) for job_id in job_ids} == {"failed"}
     no_bounds = Bounds(jobs_max=None, staging_bytes_max=None)
-    outcomes = [await hand.jobs.replay(job_id, bounds=no_bounds, job_deadline_s=HOUR_S) for job_id in job_ids[:2]]
+    outcomes = [
+        await hand.jobs.replay(job_id, bounds=no_bounds, job_deadline_s=HOUR_S, who="test") for job_id in job_ids[:2]
+    ]
     assert outcomes == [ReplayOutcome.SOURCE_MISSING, ReplayOutcome.QUEUED]
     await keeper.assert_books_are_right()
 

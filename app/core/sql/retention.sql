@@ -54,11 +54,28 @@ WHERE (owner, operation, key) IN (
     ORDER BY expires_at LIMIT :rows_max FOR UPDATE SKIP LOCKED)
 RETURNING job_id;
 
--- name: failed_sources_over_budget
--- The oldest failed jobs whose sources, with all older ones, exceed the budget of bytes.
-SELECT id FROM (
-    SELECT id, finished_at, sum(held_bytes) OVER (ORDER BY finished_at DESC, id) AS newer_bytes
-    FROM spillway.jobs WHERE state = 'failed' AND bytes_book = 'failed_source'
-        AND (SELECT failed_source_bytes FROM spillway.gate WHERE id = 0) > :bytes_max
-) AS sources
-WHERE newer_bytes > :bytes_max ORDER BY finished_at LIMIT :rows_max;
+-- name: claim_purges
+-- Mark the oldest failed jobs' sources over the budget, and tell all that are marked and whose bytes are still booked.
+SELECT job_id FROM spillway.claim_purges(:bytes_max, :rows_max);
+
+-- name: delete_old_audit
+-- Audit entries past their time, or older than as many as are kept; ids rise with time, so one bound says both.
+DELETE FROM spillway.audit WHERE id IN (
+    SELECT id FROM spillway.audit
+    WHERE id <= greatest(
+        (SELECT max(id) FROM spillway.audit) - CAST(:kept_rows AS bigint),
+        (SELECT id FROM spillway.audit WHERE at < statement_timestamp() - make_interval(secs => :keep_s)
+            ORDER BY at DESC LIMIT 1))
+    ORDER BY id LIMIT :rows_max FOR UPDATE SKIP LOCKED)
+RETURNING id;
+
+-- name: delete_old_dead_letters
+-- Dead letters not seen for long, or last seen before as many others as are kept.
+DELETE FROM spillway.dead_letters WHERE (body_sha256, reason) IN (
+    SELECT body_sha256, reason FROM spillway.dead_letters
+    WHERE last_seen_at < greatest(
+        statement_timestamp() - make_interval(secs => :keep_s),
+        (SELECT last_seen_at FROM spillway.dead_letters
+            ORDER BY last_seen_at DESC OFFSET CAST(:kept_rows AS bigint) - 1 LIMIT 1))
+    ORDER BY last_seen_at LIMIT :rows_max FOR UPDATE SKIP LOCKED)
+RETURNING body_sha256;

@@ -12,5 +12,5 @@ SELECT id, owner, scopes, created_at, revoked_at FROM spillway.tokens ORDER BY c
 UPDATE spillway.tokens SET revoked_at = clock_timestamp() WHERE id = :id AND revoked_at IS NULL RETURNING true;
 
 -- name: token_identity^
--- The owner and scopes of a live token by its hash.
-SELECT owner, scopes FROM spillway.tokens WHERE token_sha256 = :token_sha256 AND revoked_at IS NULL;
+-- The id, owner and scopes of a live token by its hash.
+SELECT id, owner, scopes FROM spillway.tokens WHERE token_sha256 = :token_sha256 AND revoked_at IS NULL;
