@@ -68,7 +68,7 @@ class ImageLimits:
     memory_bytes_max: int = 1024 * 1024 * 1024  #: address space of the child process
 
 
-def pipeline_digest(params: TransformParams, libvips_version: str) -> str:
+def pipeline_digest(params: TransformParams, *, libvips_version: str, pipeline_version: int) -> str:
     """Return 12 hex digits that change whenever equal input could give other bytes."""
-    text = json.dumps({**asdict(params), "libvips": libvips_version}, sort_keys=True)
+    text = json.dumps({**asdict(params), "libvips": libvips_version, "pipeline": pipeline_version}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -11,7 +11,7 @@ import asyncpg
 import httpx
 
 from app.core.jobstore import JobStore, StoredVariant
-from app.core.postgres import PoolSettings, open_database
+from app.core.postgres import Database, PoolSettings, open_database
 from app.core.tokens import TokenStore
 from contracts.errors import FailureCode
 from contracts.images import VARIANT_MEDIA_TYPES, TransformParams, VariantName
@@ -43,6 +43,7 @@ class Desk:
     line: Line
     jobs: JobStore
     tokens: TokenStore
+    database: Database
 
     async def call(
         self, method: str, path: str, *, token: str | None = None, headers: dict[str, str] | None = None, **more: Any
@@ -125,7 +126,7 @@ async def open_desk(line: Line) -> AsyncIterator[Desk]:
         )
     )
     try:
-        yield Desk(line, JobStore(database), TokenStore(database))
+        yield Desk(line, JobStore(database), TokenStore(database), database)
     finally:
         await database.close()
 

@@ -77,6 +77,7 @@ class Consumer:
             unacked=self._busy + self._deliveries.qsize(),
             job_wall_s=self._job_wall_s,
             job_cpu_s=self._job_cpu_s,
+            pipeline_versions=self._life.pipeline_versions,
         )
 
     async def run(self, stop: asyncio.Event, *, probe: Callable[[], Awaitable[bool]]) -> None:
@@ -126,9 +127,9 @@ class Consumer:
 
     async def _wind_down(self, session: BrokerSession) -> None:
         """Take no more, and finish while the session still takes acknowledgements."""
-        with contextlib.suppress(BrokerUnavailableError):
-            await session.stop_consuming()
-        await self._finish_in_hand()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(_stop_consuming(session))  # beside: a silent broker must not eat up the grace
+            await self._finish_in_hand()
 
     async def _finish_in_hand(self) -> None:
         """Finish what runs within the grace, hand back the rest: neither costs an attempt, nor a death."""
@@ -175,6 +176,11 @@ class Consumer:
     def _forget_deliveries(self) -> None:
         while not self._deliveries.empty():
             self._deliveries.get_nowait()
+
+
+async def _stop_consuming(session: BrokerSession) -> None:
+    with contextlib.suppress(BrokerUnavailableError):
+        await session.stop_consuming()
 
 
 def _moving_mean(mean: float | None, value: float) -> float:

@@ -9,6 +9,7 @@ from uuid import UUID
 from app.core import telemetry
 from app.core.backlog import Backlog, Census
 from app.core.clock import Monotonic
+from app.core.crashpoints import Crasher, CrashPoint
 from app.core.objects import ObjectStore, StoreUnavailableError
 from app.core.postgres import DatabaseUnavailableError
 from app.core.processes import ProcessRegister, ProcessReport
@@ -16,7 +17,7 @@ from app.core.rabbit import BrokerSession, BrokerSettings, BrokerUnavailableErro
 from app.core.role import first_of, wait_or_stop
 from contracts.jobs import JobState
 from contracts.keys import inbox_key, staging_key
-from worker.cleaner import Cleaner
+from worker.dead_letters import take_dead_letters
 from worker.patience import GAP_SHARE, Patience
 
 log = telemetry.logger()
@@ -24,7 +25,6 @@ log = telemetry.logger()
 RESCUED = telemetry.counter("janitor_rescued", "Jobs whose lease ran out, by where they went.", "state")
 DROPPED = telemetry.counter("janitor_dropped_uploads", "Reservations whose lease ran out.")
 ANNOUNCED = telemetry.counter("janitor_announced_again", "Published jobs whose message was taken for lost.")
-DEAD_LETTERS = telemetry.counter("janitor_dead_letters", "Messages taken from the dead-letter queue.", "kind")
 CLEARED = telemetry.counter("janitor_cleared_staging", "Staging objects deleted.")
 
 JOBS = telemetry.gauge("jobs", "Unfinished jobs.", "state")
@@ -32,6 +32,7 @@ PLACES = telemetry.gauge("places_held", "Admitted and unfinished jobs, by the ad
 STAGING = telemetry.gauge("staging_bytes", "Bytes in staging, by the admission books.")
 OLDEST_UNSTARTED = telemetry.gauge("oldest_unstarted_seconds", "Age of the oldest accepted job not yet started.")
 OLDEST_UNPUBLISHED = telemetry.gauge("oldest_unpublished_seconds", "Age of the oldest due announcement.")
+OLDEST_SNAPSHOT = telemetry.gauge("oldest_snapshot_seconds", "Age of the oldest snapshot held in the database.")
 CAPACITY = telemetry.gauge("capacity_jobs_per_second", "Measured capacity of the live workers.")
 
 #: What a rescue is called in the log, by the state it led to; the names are those of contracts.jobs.TRANSITIONS.
@@ -41,7 +42,13 @@ RESCUE_EVENTS = {
     JobState.CANCELLED: "job.cancelled",
 }
 
+#: One thing that a sweep does; it may be repeated after a failure, and by any number of janitors at once.
+Step = Callable[[], Awaitable[None]]
+
 UNFINISHED_SHOWN = (JobState.UPLOADING, JobState.QUEUED, JobState.PROCESSING, JobState.CANCELLING)
+
+#: A snapshot held longer than this is told in the log: no dead row can go while it lasts.
+OLD_SNAPSHOT_S = 300.0
 
 #: Messages are taken for lost after this many sweeps in a row that found too few.
 SHORT_SWEEPS = 2
@@ -58,6 +65,7 @@ class JanitorSettings:
     job_lease_s: float
     upload_lease_s: float
     broker: BrokerSettings
+    crash_point: CrashPoint | None = None
 
 
 class Janitor:
@@ -70,14 +78,15 @@ class Janitor:
         backlog: Backlog,
         register: ProcessRegister,
         objects: ObjectStore,
-        cleaner: Cleaner,
+        housekeeping: tuple[Step, ...],
         clock: Monotonic,
     ) -> None:
         self._settings = settings
         self._backlog = backlog
         self._register = register
         self._objects = objects
-        self._cleaner = cleaner
+        self._housekeeping = housekeeping
+        self._crasher = Crasher(settings.crash_point)
         self._session: BrokerSession | None = None
         self._short_sweeps = 0
         self._database_answers = False
@@ -107,6 +116,9 @@ class Janitor:
                 JOBS.labels(state.value).set(jobs.get(state, 0))
             OLDEST_UNSTARTED.set(ages.unstarted_s)
             OLDEST_UNPUBLISHED.set(ages.unpublished_s)
+            OLDEST_SNAPSHOT.set(ages.snapshot_s)
+            if ages.snapshot_s > OLD_SNAPSHOT_S:
+                log.warning("database.old_snapshot", age_s=round(ages.snapshot_s))
             PLACES.set(snapshot.jobs_held)
             STAGING.set(snapshot.staging_bytes)
             CAPACITY.set(snapshot.jobs_per_s)
@@ -131,17 +143,14 @@ class Janitor:
 
     async def _sweep(self, stop: asyncio.Event) -> None:
         """Take every step once. One that fails holds back none of the others, however often it fails."""
-        steps: tuple[Callable[[], Awaitable[None]], ...] = (
+        steps: tuple[Step, ...] = (
             self._forget_dead,
             self._rescue,
             self._drop_stale_uploads,
             self._fail_overdue,
             self._clear_staging,
             self._delete_dropped,
-            self._cleaner.expire,
-            self._cleaner.sweep_gone,
-            self._cleaner.purge_failed_sources,
-            self._cleaner.delete_rows,
+            *self._housekeeping,
             self._find_lost_messages,
             self._take_dead_letters,
         )
@@ -192,6 +201,7 @@ class Janitor:
             if state is JobState.DROPPED:
                 await self._objects.abort_multiparts_of(staging_key(job_id))
         await self._delete_staging([job_id for job_id, _ in found])
+        self._crasher.reach("janitor.deleted")
         await self._backlog.give_bytes_back([job_id for job_id, _ in found])
 
     async def _delete_dropped(self) -> None:
@@ -223,19 +233,9 @@ class Janitor:
             log.warning("job.announced_again", job_id=str(job_id))
 
     async def _take_dead_letters(self) -> None:
-        """Take in what the broker gave up on: the row decides, so no innocent job fails by the broker's limit."""
-        if self._session is None:
-            return
-        for letter in await self._session.take_dead_letters(messages_max=DEAD_LETTERS_MAX):
-            if letter.message is None:
-                # Nothing to do for it: every job is a row, and a row without a message is found above.
-                DEAD_LETTERS.labels("unreadable").inc()
-                log.error("dead_letter.unreadable", body_bytes=letter.body_bytes)
-            else:
-                announced = await self._backlog.announce_one(letter.message.job_id)
-                DEAD_LETTERS.labels("announced" if announced else "settled").inc()
-                log.warning("dead_letter.taken", job_id=str(letter.message.job_id), announced=announced)
-            await letter.ack()
+        # While the database is away each would only come in hand and go back, which brokers count.
+        if self._session is not None and self._database_answers:
+            await take_dead_letters(self._session, backlog=self._backlog, letters_max=DEAD_LETTERS_MAX)
 
     async def _make_bucket(self, stop: asyncio.Event) -> None:
         """Create the bucket of a store that is not ours, once it answers."""

@@ -4,7 +4,6 @@ A delivery whose claim finds nothing to do is acknowledged: the row decides when
 """
 
 import asyncio
-import contextlib
 import random
 from dataclasses import dataclass
 from typing import assert_never
@@ -14,12 +13,12 @@ from app.core import telemetry
 from app.core.clock import Monotonic
 from app.core.crashpoints import Crasher
 from app.core.jobstore import Claim, JobStore
-from app.core.objects import StoreUnavailableError
 from app.core.postgres import DatabaseUnavailableError
 from app.core.rabbit import Delivery
 from contracts.images import TransformParams
 from contracts.jobs import JobState
-from contracts.messages import PIPELINE_VERSION
+from contracts.messages import PIPELINE_VERSION, JobMessage
+from worker.backoff import backoff_s
 from worker.hands import Hands, Held
 from worker.lanes import Lane, Lanes
 from worker.outcome import Done, HandBack, Lost, Outcome, Rejected, Retry
@@ -30,6 +29,7 @@ log = telemetry.logger()
 OUTCOMES = telemetry.counter("worker_outcomes", "Attempts by what came of them.", "outcome", "detail")
 FENCED = telemetry.counter("worker_fenced_writes", "Settles refused because the claim was no longer ours.")
 EMPTY_CLAIMS = telemetry.counter("worker_empty_claims", "Deliveries whose claim found nothing to do.")
+PARKED = telemetry.counter("worker_parked_jobs", "Jobs of a pipeline version that this worker does not serve.")
 UNREADABLE = telemetry.counter("worker_unreadable_messages", "Messages sent to the dead-letter queue unread.")
 ATTEMPT_SECONDS = telemetry.histogram("worker_attempt_seconds", "Wall time of one attempt, from claim to settle.")
 
@@ -55,6 +55,7 @@ class LifeSettings:
     attempts_max: int
     retry_base_s: float
     retry_cap_s: float
+    pipeline_versions: tuple[int, ...] = (PIPELINE_VERSION,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +86,17 @@ class Life:
         self._clock = clock
         self._crasher = crasher
         self._lanes = Lanes()
+        self._rng = random.SystemRandom()
 
     @property
     def worker_id(self) -> UUID:
         """The id of this process start, under which its claims stand."""
         return self._settings.worker_id
+
+    @property
+    def pipeline_versions(self) -> tuple[int, ...]:
+        """The versions of the pipeline that this worker serves."""
+        return self._settings.pipeline_versions
 
     async def run(self, delivery: Delivery) -> Outcome | AttemptCost | None:
         """Take one delivery to its end.
@@ -104,20 +111,27 @@ class Life:
             log.error("message.unreadable", body_bytes=delivery.body_bytes)
             await delivery.reject()
             return None
-        if delivery.message.pipeline_version != PIPELINE_VERSION:
-            # A job for another version stays queued; a worker of that version gets it announced again.
-            log.warning("message.other_version", job_id=str(delivery.message.job_id))
-            await delivery.ack()
-            return None
         async with self._lanes.enter() as lane:
             if not delivery.live:
                 return None  # its session ended while it waited: the broker delivers it again
             claim = await self._claim(delivery.message.job_id)
             if claim is not None:
                 return await self._carry(claim, delivery, lane=lane)
-        EMPTY_CLAIMS.inc()
+        await self._park_or_pass(delivery.message)
         await delivery.ack()
         return None
+
+    async def _park_or_pass(self, message: JobMessage) -> None:
+        """Park a job of another version: it stays queued, and is announced again when a worker serves it.
+
+        The row's version counts, not the message's: a stale message changes nothing.
+        """
+        parked = await self._jobs.park(message.job_id, pipeline_versions=self.pipeline_versions)
+        if parked is None:
+            EMPTY_CLAIMS.inc()
+            return
+        PARKED.inc()
+        log.warning("job.parked", job_id=str(message.job_id), pipeline_version=parked, serves=self.pipeline_versions)
 
     async def _claim(self, job_id: UUID) -> Claim | None:
         with self._hands.claiming(job_id):
@@ -126,6 +140,7 @@ class Life:
                 worker_id=self._settings.worker_id,
                 lease_s=self._settings.lease_s,
                 params=self._settings.params,
+                pipeline_versions=self.pipeline_versions,
             )
         if claim is not None:
             log.debug("job.claimed", job_id=str(job_id), claim_token=claim.claim_token)
@@ -198,9 +213,8 @@ class Life:
         )
 
     def _backoff_s(self, attempts_spent: int) -> float:
-        """Exponential backoff with full jitter, so that jobs that failed together do not return together."""
-        ceiling_s = min(self._settings.retry_cap_s, self._settings.retry_base_s * 2**attempts_spent)
-        return random.uniform(0, ceiling_s)  # noqa: S311 - jitter, not a secret
+        base_s, cap_s = self._settings.retry_base_s, self._settings.retry_cap_s
+        return backoff_s(attempts_spent, base_s=base_s, cap_s=cap_s, rng=self._rng)
 
     async def _record(self, claim: Claim, outcome: Outcome, *, state: JobState | None, wall_s: float) -> None:
         detail = getattr(outcome, "code", getattr(outcome, "reason", ""))
@@ -217,10 +231,6 @@ class Life:
             state=state,
             wall_ms=round(wall_s * 1000),
         )
-        if state is JobState.FAILED:
-            # Only the settle's winner deletes; what cannot be deleted now is swept with the job's prefix.
-            with contextlib.suppress(StoreUnavailableError):
-                await self._pipeline.discard(claim)
 
 
 def _event(outcome: Outcome, state: JobState | None) -> str:

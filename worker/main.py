@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from app.core import role
@@ -17,6 +17,7 @@ from app.core.processes import ProcessRegister, Role
 from app.core.rabbit import broker_settings
 from app.core.retention import Retention, keep_settings
 from app.core.settings import Settings
+from app.core.versions import Versions
 from worker.cleaner import Cleaner
 from worker.consumer import Consumer, ConsumerSettings
 from worker.hands import Hands
@@ -25,6 +26,7 @@ from worker.life import Life, LifeSettings
 from worker.pipeline import Pipeline
 from worker.relay import Relay, RelaySettings
 from worker.sandbox import Sandbox
+from worker.succession import Succession, SuccessionSettings
 
 #: Relay and janitor do one thing at a time; a few connections are plenty.
 QUIET_ROLE_CONNECTIONS = 4
@@ -48,7 +50,8 @@ def run_janitor(settings: Settings) -> int:
 
 
 @asynccontextmanager
-async def _registered(settings: Settings, name: Role) -> AsyncIterator[tuple[Database, ProcessRegister]]:
+async def registered(settings: Settings, name: Role) -> AsyncIterator[tuple[Database, ProcessRegister]]:
+    """Lend a role's database and its entry in the register of processes."""
     database = await open_database(pool_settings(settings, role=name, connections_max=QUIET_ROLE_CONNECTIONS))
     try:
         yield database, ProcessRegister(database, role=name, report_interval_s=settings.process_seen_s)
@@ -59,7 +62,7 @@ async def _registered(settings: Settings, name: Role) -> AsyncIterator[tuple[Dat
 async def _worker(settings: Settings, stop: asyncio.Event) -> None:
     connections = _consumer_settings(settings).slots * STORE_CALLS_PER_JOB + 1
     async with (
-        _registered(settings, "worker") as (database, register),
+        registered(settings, "worker") as (database, register),
         ObjectStore.open(store_settings(settings, connections_max=connections)) as objects,
     ):
         sandbox = Sandbox(
@@ -69,24 +72,32 @@ async def _worker(settings: Settings, stop: asyncio.Event) -> None:
             nice=settings.worker_children_nice,
         )
         await sandbox.start()
+        pipeline = Pipeline(
+            objects=objects,
+            sandbox=sandbox,
+            source_bytes_max=settings.upload_bytes_max,
+            crasher=Crasher(settings.crash_point),
+        )
         try:
-            await _consume(settings, stop, database=database, register=register, objects=objects, sandbox=sandbox)
+            await consume(
+                settings, stop, database=database, register=register, pipeline=pipeline, probe=objects.probe_work
+            )
         finally:
             await sandbox.close()
 
 
-async def _consume(
+async def consume(
     settings: Settings,
     stop: asyncio.Event,
     *,
     database: Database,
     register: ProcessRegister,
-    objects: ObjectStore,
-    sandbox: Sandbox,
+    pipeline: Pipeline,
+    probe: Callable[[], Awaitable[bool]],
 ) -> None:
+    """Claim, do and settle jobs until told to stop; `probe` tells whether the store works again after an outage."""
     jobs, crasher = JobStore(database), Crasher(settings.crash_point)
     hands = Hands(jobs, lease_s=settings.job_lease_s)
-    pipeline = Pipeline(objects=objects, sandbox=sandbox, source_bytes_max=settings.upload_bytes_max, crasher=crasher)
     life = Life(
         _life_settings(settings, register),
         jobs=jobs,
@@ -110,7 +121,7 @@ async def _consume(
             role.report_until_stopped(register, consumer.report, interval_s=settings.process_seen_s, stop=done)
         )
         try:
-            await consumer.run(stop, probe=objects.probe_work)
+            await consumer.run(stop, probe=probe)
         finally:
             done.set()
 
@@ -131,6 +142,7 @@ def _life_settings(settings: Settings, register: ProcessRegister) -> LifeSetting
         attempts_max=settings.job_attempts_max,
         retry_base_s=settings.retry_base_s,
         retry_cap_s=settings.retry_cap_s,
+        pipeline_versions=settings.served_versions,
     )
 
 
@@ -142,7 +154,7 @@ async def _relay(settings: Settings, stop: asyncio.Event) -> None:
         timeout_s=settings.database_acquire_timeout_s,
         application_name="spillway-relay-listen",
     )
-    async with _registered(settings, "relay") as (database, register):
+    async with registered(settings, "relay") as (database, register):
         relay = Relay(
             RelaySettings(
                 batch_rows=settings.relay_batch_rows, poll_s=settings.relay_poll_s, lease_s=settings.relay_lease_s
@@ -162,7 +174,7 @@ async def _relay(settings: Settings, stop: asyncio.Event) -> None:
 
 async def _janitor(settings: Settings, stop: asyncio.Event) -> None:
     async with (
-        _registered(settings, "janitor") as (database, register),
+        registered(settings, "janitor") as (database, register),
         ObjectStore.open(store_settings(settings, connections_max=4)) as objects,
     ):
         backlog = Backlog(database, rows_max=settings.janitor_rows_max)
@@ -172,17 +184,33 @@ async def _janitor(settings: Settings, stop: asyncio.Event) -> None:
             lease_s=settings.job_lease_s,
             rows_max=settings.janitor_rows_max,
         )
+        cleaner = Cleaner(retention=retention, backlog=backlog, objects=objects)
+        succession = Succession(
+            SuccessionSettings(
+                seen_s=register.seen_s, superseded_s=settings.superseded_s, rows_max=settings.janitor_rows_max
+            ),
+            versions=Versions(database),
+            objects=objects,
+        )
         janitor = Janitor(
             JanitorSettings(
                 interval_s=settings.janitor_interval_s,
                 job_lease_s=settings.job_lease_s,
                 upload_lease_s=settings.upload_lease_s,
                 broker=broker_settings(settings),
+                crash_point=settings.crash_point,
             ),
             backlog=backlog,
             register=register,
             objects=objects,
-            cleaner=Cleaner(retention=retention, backlog=backlog, objects=objects),
+            housekeeping=(
+                cleaner.expire,
+                cleaner.sweep_gone,
+                cleaner.purge_failed_sources,
+                cleaner.delete_rows,
+                succession.announce_parked,
+                succession.sweep_superseded,
+            ),
             clock=monotonic_s,
         )
         async with role.metrics_port(settings, refresh=janitor.refresh_gauges), asyncio.TaskGroup() as group:

@@ -1,6 +1,7 @@
 """The work of one job, straight: fetch → transform → store. It says what came of it; `worker.consumer` settles it.
 
-Keys and bytes are functions of the job, so a repeat writes equal bytes to the same keys.
+Keys and bytes are functions of the job, so a repeat writes equal bytes to the same keys. For the same reason nothing
+that a failed attempt stored is deleted here: a replay may be writing it anew. It goes when the job's time is over.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from worker.variants import ImageRejected, Variant
 
 
 class SourceMissingError(Exception):
-    """The staged file is gone, or is not the one that was accepted."""
+    """The file to work on is gone, or is not the one that was accepted."""
 
 
 class Pipeline:
@@ -48,12 +49,8 @@ class Pipeline:
             works = await self._objects.probe_work()
             return Retry("store_refused") if works else HandBack("store_away", server_away=True)
 
-    async def discard(self, claim: Claim) -> None:
-        """Delete the variants an attempt may have written, after this worker's settle has ended the job `failed`."""
-        await self._objects.delete([self._key(claim, name) for name in VariantName])
-
     async def _fetch(self, claim: Claim) -> bytes:
-        source = await self._objects.get(staging_key(claim.job_id), bytes_max=self._source_bytes_max)
+        source = await self._objects.get(_source_key(claim), bytes_max=self._source_bytes_max)
         # What was promised at accept is what must be worked on, whatever the store did meanwhile.
         if hashlib.sha256(source).hexdigest() != claim.source_sha256:
             raise SourceMissingError
@@ -66,7 +63,7 @@ class Pipeline:
             async with asyncio.TaskGroup() as storing:
 
                 def on_variant(variant: Variant) -> None:
-                    if not stored:
+                    if not stored and not claim.reads_original:
                         storing.create_task(self._publish_original(claim))
                     stored.append(self._placed(claim, variant))
                     storing.create_task(self._store(stored[-1], variant.data))
@@ -96,8 +93,16 @@ class Pipeline:
         )
 
     def _key(self, claim: Claim, name: VariantName) -> str:
-        digest = pipeline_digest(claim.params, self._sandbox.libvips_version)
+        digest = pipeline_digest(
+            claim.params,
+            libvips_version=self._sandbox.libvips_version,
+            pipeline_version=claim.pipeline_version,
+        )
         return variant_key(claim.image_id, claim.job_id, digest, name)
+
+
+def _source_key(claim: Claim) -> str:
+    return original_key(claim.image_id) if claim.reads_original else staging_key(claim.job_id)
 
 
 def _first(group: BaseExceptionGroup[Exception]) -> Exception:

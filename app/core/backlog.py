@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from app.core.postgres import Database, load_queries
+from app.core.registry import DeadReason
 from contracts.jobs import JobState
 from contracts.limits import DEATHS_MAX
 
@@ -32,10 +33,11 @@ class Census:
 
 @dataclass(frozen=True, slots=True)
 class Ages:
-    """Seconds: of the oldest accepted job that no worker has started, of the oldest due announcement; 0 if none."""
+    """Seconds, 0 if none: the oldest job that no worker has started, due announcement, and snapshot of a client."""
 
     unstarted_s: float
     unpublished_s: float
+    snapshot_s: float
 
 
 class Backlog:
@@ -91,6 +93,19 @@ class Backlog:
         """Announce a job again whose message the broker gave up on; False when the row has nothing to do."""
         return bool(await self._db.value(self._sql.announce_one, job_id=job_id))
 
+    async def note_dead_letter(
+        self, *, body_sha256: str, body_bytes: int, reason: DeadReason, job_id: UUID | None
+    ) -> int:
+        """Write down what the broker gave up on, without its bytes; returns how often an equal one has been seen."""
+        seen = await self._db.value(
+            self._sql.note_dead_letter,
+            body_sha256=body_sha256,
+            body_bytes=body_bytes,
+            reason=reason.value,
+            job_id=job_id,
+        )
+        return int(seen)
+
     async def jobs_by_state(self) -> dict[JobState, int]:
         """Count unfinished jobs by state."""
         return {JobState(row["state"]): row["jobs"] for row in await self._db.many(self._sql.backlog)}
@@ -98,4 +113,4 @@ class Backlog:
     async def ages(self) -> Ages:
         """Return how long the oldest waiting things have waited."""
         row = await self._db.one(self._sql.oldest)
-        return Ages(0.0, 0.0) if row is None else Ages(*row)
+        return Ages(0.0, 0.0, 0.0) if row is None else Ages(*row)

@@ -5,7 +5,8 @@ when the database does not answer; its `outcome_unknown` says whether the row mu
 """
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -41,7 +42,9 @@ class ReplayOutcome(StrEnum):
     QUEUED = "queued"
     NOT_FAILED = "not_failed"
     SOURCE_MISSING = "source_missing"
+    OWNER_LIMIT = "owner_limit"
     BACKLOG_FULL = "backlog_full"
+    STAGING_FULL = "staging_full"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +141,8 @@ class Claim:
     source_sha256: str
     source_format: ImageFormat
     params: TransformParams
+    pipeline_version: int
+    reads_original: bool  #: its source is the image's published original, not a file in staging
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,16 +254,33 @@ class JobStore:
         state = await self._db.value(self._sql.upload_state, job_id=job_id, upload_token=upload_token)
         return None if state is None else JobState(state)
 
-    async def claim(self, job_id: UUID, *, worker_id: UUID, lease_s: float, params: TransformParams) -> Claim | None:
-        """Take a queued, due job; None when there is nothing to do (the row decides when it runs again)."""
+    async def claim(
+        self,
+        job_id: UUID,
+        *,
+        worker_id: UUID,
+        lease_s: float,
+        params: TransformParams,
+        pipeline_versions: Sequence[int] = (PIPELINE_VERSION,),
+    ) -> Claim | None:
+        """Take a queued, due job of a version that is served; None when there is nothing to do.
+
+        The row decides when it runs again, or `park` does when its version is another one.
+        """
         row = await self._db.one(
             self._sql.claim,
             job_id=job_id,
             worker_id=worker_id,
             lease_s=lease_s,
-            transform_params=json.dumps(asdict(params)),
+            transform_params=json.dumps(_fields_of(params)),
+            pipeline_versions=list(pipeline_versions),
         )
         return None if row is None else _claim_of(row)
+
+    async def park(self, job_id: UUID, *, pipeline_versions: Sequence[int]) -> int | None:
+        """Park a queued job of none of these versions until a worker serves it; returns its version, or None."""
+        version = await self._db.value(self._sql.park, job_id=job_id, pipeline_versions=list(pipeline_versions))
+        return None if version is None else int(version)
 
     async def extend_leases(self, held: dict[UUID, int], *, lease_s: float) -> dict[UUID, JobState]:
         """Extend the leases of the jobs in hand (job id → claim token); returns those still held, with their state."""
@@ -276,7 +298,7 @@ class JobStore:
             self._sql.complete,
             job_id=job_id,
             claim_token=claim_token,
-            variants=json.dumps([asdict(variant) for variant in variants]),
+            variants=json.dumps([_fields_of(variant) for variant in variants]),
         )
         return None if state is None else JobState(state)
 
@@ -309,10 +331,10 @@ class JobStore:
         state = await self._db.value(self._sql.cancel, job_id=job_id, owner=owner)
         return None if state is None else JobState(state)
 
-    async def replay(self, job_id: UUID, *, bounds: Bounds, job_deadline_s: float) -> ReplayOutcome:
-        """Queue a failed job anew under its id, when its source is there and a place is free."""
+    async def replay(self, job_id: UUID, *, bounds: Bounds, job_deadline_s: float, who: str) -> ReplayOutcome:
+        """Queue a failed job anew under its id, when its source is there and a place is free; `who` asked for it."""
         answer = await self._db.value(
-            self._sql.replay, job_id=job_id, jobs_max=bounds.jobs_max, job_deadline_s=job_deadline_s
+            self._sql.replay, job_id=job_id, **asdict(bounds), job_deadline_s=job_deadline_s, who=who
         )
         return ReplayOutcome(answer)
 
@@ -331,6 +353,11 @@ class JobStore:
         return [dict(row) for row in rows]
 
 
+def _fields_of(value: StoredVariant | TransformParams) -> dict[str, object]:
+    # `asdict` copies deeply, which costs a tenth of a worker's time in a job without pixels.
+    return {field.name: getattr(value, field.name) for field in fields(value)}
+
+
 def _claim_of(row: Record) -> Claim:
     return Claim(
         job_id=row["id"],
@@ -343,4 +370,6 @@ def _claim_of(row: Record) -> Claim:
         source_sha256=row["source_sha256"],
         source_format=ImageFormat(row["source_format"]),
         params=TransformParams(**json.loads(row["transform_params"])),
+        pipeline_version=row["pipeline_version"],
+        reads_original=row["reads_original"],
     )

@@ -17,7 +17,9 @@ from contracts.jobs import JobState
 class JobView:
     """One job as its owner sees it. `version` rises with every change that can be seen.
 
-    `message_created_at` is set when a message names it: it then lives as long as that message.
+    One that is ready shows the results that stand for its image now, its own or newer ones. `kept_from` is the moment
+    from which a final job's time of keeping runs: the end of the image's first job, for a result. `message_created_at`
+    is set when a message names it: it then lives as long as that message.
     """
 
     job_id: UUID
@@ -26,6 +28,7 @@ class JobView:
     version: int
     accepted_at: datetime
     finished_at: datetime | None
+    kept_from: datetime | None
     error_code: FailureCode | None
     variants: tuple[StoredVariant, ...]
     source: Source
@@ -95,6 +98,7 @@ def view_of(row: Record) -> JobView:
         version=row["version"],
         accepted_at=row["accepted_at"],
         finished_at=row["finished_at"],
+        kept_from=row["kept_from"],
         error_code=None if row["error_code"] is None else FailureCode(row["error_code"]),
         variants=tuple(
             StoredVariant(**{**item, "name": VariantName(item["name"])}) for item in json.loads(row["variants"] or "[]")

@@ -13,6 +13,7 @@ class Announcement:
     id: int
     job_id: UUID
     tries: int
+    pipeline_version: int  #: the job's
 
 
 class Outbox:

@@ -28,6 +28,7 @@ class ProcessReport:
     unacked: int = 0
     job_wall_s: float | None = None
     job_cpu_s: float | None = None
+    pipeline_versions: tuple[int, ...] = ()  #: those that a worker serves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,11 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from app.core.crashpoints import CrashPoint
 from contracts.images import ImageLimits, TransformParams
+from contracts.messages import PIPELINE_VERSION
 
 PREFIX = "SPILLWAY_"
+#: 90 days.
+AUDIT_KEEP_S = 90 * 86_400.0
 
 #: Scheme, host and port as a browser writes them: no path, no wildcard.
 _ORIGIN = re.compile(r"https?://[a-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9a-f:]+\](:[0-9]{1,5})?")
@@ -29,7 +32,14 @@ def _exact(origins: tuple[str, ...]) -> tuple[str, ...]:
     return origins
 
 
+def _rising(versions: tuple[int, ...]) -> tuple[int, ...]:
+    if min(versions, default=1) < 1:
+        raise ValueError("versions are counted from 1")
+    return tuple(sorted(set(versions)))
+
+
 #: Written with commas or spaces between.
+Versions = Annotated[tuple[int, ...], NoDecode, BeforeValidator(_split), AfterValidator(_rising)]
 Origins = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split), AfterValidator(_exact)]
 
 
@@ -105,6 +115,8 @@ class Settings(BaseSettings):
     message_keep_s: float = Field(default=365 * 86_400.0, gt=0)
     expired_answers_s: float = Field(default=7 * 86_400.0, gt=0)
     failed_source_bytes_max: int = Field(default=4 * 1024**3, ge=0)
+    superseded_keep_s: float | None = Field(default=None, gt=0)
+    audit_keep_s: float = Field(default=AUDIT_KEEP_S, gt=0)
 
     # Worker
     worker_concurrency: int = Field(default=2, ge=1, le=256)
@@ -112,6 +124,7 @@ class Settings(BaseSettings):
     worker_children: int | None = Field(default=None, ge=1, le=256)
     worker_children_nice: int = Field(default=5, ge=0, le=19)
     worker_stop_grace_s: float = Field(default=20.0, gt=0, le=3600)
+    worker_pipeline_versions: Versions = ()
 
     # Relay
     relay_batch_rows: int = Field(default=100, ge=1, le=1000)
@@ -119,8 +132,8 @@ class Settings(BaseSettings):
     relay_lease_s: float = Field(default=10.0, ge=1, le=600)
 
     # Janitor
-    janitor_interval_s: float = Field(default=1.0, gt=0, le=60)
-    janitor_rows_max: int = Field(default=200, ge=1, le=1000)
+    janitor_interval_s: float = Field(default=2.0, gt=0, le=60)
+    janitor_rows_max: int = Field(default=500, ge=1, le=1000)
 
     # Every role
     metrics_host: str = "127.0.0.1"
@@ -169,6 +182,29 @@ class Settings(BaseSettings):
                 f"({self.result_link_window_s} s >= {self.result_link_s} s)"
             )
         return self
+
+    @model_validator(mode="after")
+    def _superseded_results_outlive_their_links(self) -> Self:
+        if self.superseded_keep_s is not None and self.superseded_keep_s < self._links_end_s:
+            raise ValueError(
+                f"{PREFIX}SUPERSEDED_KEEP_S must be at least {PREFIX}RESULT_LINK_S and {PREFIX}RESULT_LINK_WINDOW_S "
+                f"together ({self.superseded_keep_s:g} s < {self._links_end_s} s)"
+            )
+        return self
+
+    @property
+    def _links_end_s(self) -> int:
+        return self.result_link_s + self.result_link_window_s
+
+    @property
+    def superseded_s(self) -> float:
+        """Seconds that the objects of a result are kept after a newer one stands for its image."""
+        return self.superseded_keep_s or self._links_end_s
+
+    @property
+    def served_versions(self) -> tuple[int, ...]:
+        """Versions of the pipeline that a worker serves."""
+        return self.worker_pipeline_versions or (PIPELINE_VERSION,)
 
     @property
     def prefetch(self) -> int:

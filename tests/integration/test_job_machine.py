@@ -281,11 +281,13 @@ class JobMachine(RuleBasedStateMachine):
     @rule(pick=PICKS)
     def replay(self, pick: int) -> None:
         job_id, job = self.picked(pick, JobState.FAILED)
-        outcome = self.run(self.store.replay(job_id, bounds=BOUNDS, job_deadline_s=DAY_S))
+        outcome = self.run(self.store.replay(job_id, bounds=BOUNDS, job_deadline_s=DAY_S, who="test"))
         if job is None or job.state is not JobState.FAILED:
             assert outcome is ReplayOutcome.NOT_FAILED
         elif not job.holds_bytes:
             assert outcome is ReplayOutcome.SOURCE_MISSING
+        elif self.held(job.reservation.owner) >= OWNER_JOBS_MAX:
+            assert outcome is ReplayOutcome.OWNER_LIMIT
         elif self.held() >= JOBS_MAX:
             assert outcome is ReplayOutcome.BACKLOG_FULL
         else:

@@ -284,10 +284,12 @@ async def test_a_failed_jobs_source_moves_to_its_own_book_and_back_with_a_replay
     assert await books.gate() == {"jobs_held": 0, "staging_bytes": 0, "failed_source_bytes": 900}
     full = Bounds(jobs_max=1, staging_bytes_max=None)
     await books.queued()
-    assert await books.jobs.replay(claim.job_id, bounds=full, job_deadline_s=DAY_S) is ReplayOutcome.BACKLOG_FULL
-    assert await books.jobs.replay(claim.job_id, bounds=NO_BOUNDS, job_deadline_s=DAY_S) is ReplayOutcome.QUEUED
+    refused = await books.jobs.replay(claim.job_id, bounds=full, job_deadline_s=DAY_S, who="test")
+    assert refused is ReplayOutcome.BACKLOG_FULL
+    replayed = await books.jobs.replay(claim.job_id, bounds=NO_BOUNDS, job_deadline_s=DAY_S, who="test")
+    assert replayed is ReplayOutcome.QUEUED
     assert await books.gate() == {"jobs_held": 2, "staging_bytes": 1800, "failed_source_bytes": 0}
-    again = await books.jobs.replay(claim.job_id, bounds=NO_BOUNDS, job_deadline_s=DAY_S)
+    again = await books.jobs.replay(claim.job_id, bounds=NO_BOUNDS, job_deadline_s=DAY_S, who="test")
     assert again is ReplayOutcome.NOT_FAILED
     assert (await books.claimed(claim.job_id)).claim_token == 2
 
@@ -295,7 +297,7 @@ async def test_a_failed_jobs_source_moves_to_its_own_book_and_back_with_a_replay
 async def test_a_ready_job_cannot_be_replayed_but_expires_once(books: Books) -> None:
     claim = await books.claimed()
     await books.jobs.complete(claim.job_id, claim_token=1, variants=VARIANTS)
-    answer = await books.jobs.replay(claim.job_id, bounds=NO_BOUNDS, job_deadline_s=DAY_S)
+    answer = await books.jobs.replay(claim.job_id, bounds=NO_BOUNDS, job_deadline_s=DAY_S, who="test")
     assert answer is ReplayOutcome.NOT_FAILED
     assert await books.jobs.expire(claim.job_id)
     assert not await books.jobs.expire(claim.job_id)

@@ -16,9 +16,12 @@ ROWS_MAX = 100
 RETENTION: Any = load_queries("retention.sql")
 JANITOR: Any = load_queries("janitor.sql")
 OUTBOX: Any = load_queries("outbox.sql")
+VERSIONS: Any = load_queries("versions.sql")
 
-#: Ready jobs, half of them past their time and named by a message; as many expired ones that still answer 410.
+#: Ready jobs, half of them past their time and named by a message; as many expired ones that still answer 410. Each has
+#: its image.
 JOBS = """
+WITH made AS (
 INSERT INTO spillway.jobs (id, image_id, owner, state, holds_place, held_bytes, bytes_book, admitted_at, released_at,
     upload_token, upload_lease_until, upload_deadline_at, source_bytes, source_sha256, source_format, accepted_at,
     deadline_at, pipeline_version, claim_token, variants, finished_at, expired_at, sweep_due_at, named_at)
@@ -28,6 +31,9 @@ SELECT gen_random_uuid(), gen_random_uuid(), 'ann', CASE WHEN n % 3 = 0 THEN 'ex
     CASE WHEN n % 3 = 0 THEN now() END, CASE WHEN n % 3 = 0 THEN now() + interval '1 day' END,
     CASE WHEN n % 3 = 1 THEN now() END
 FROM generate_series(1, $1::integer) AS n
+RETURNING id, image_id
+)
+INSERT INTO spillway.images (id, owner, ready_version, ready_job_id) SELECT image_id, 'ann', 1, id FROM made
 """
 KEYS = """
 INSERT INTO spillway.idempotency_keys (owner, operation, key, job_id, expires_at)
@@ -50,6 +56,8 @@ SWEEPS: dict[str, tuple[Any, dict[str, float]]] = {
     "fail_overdue": (JANITOR.fail_overdue, {}),
     "staging_to_clear": (JANITOR.staging_to_clear, {}),
     "dropped_to_delete": (JANITOR.dropped_to_delete, {"lease_s": 30.0}),
+    "announce_parked": (VERSIONS.announce_parked, {"seen_s": 6.0}),
+    "claim_superseded": (VERSIONS.claim_superseded, {"keep_s": 60.0}),
 }
 
 

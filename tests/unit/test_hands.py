@@ -53,6 +53,8 @@ def claim_of(job_id: uuid.UUID, claim_token: int) -> Claim:
         source_sha256="ab" * 32,
         source_format=ImageFormat.JPEG,
         params=TransformParams(),
+        pipeline_version=1,
+        reads_original=False,
     )
 
 

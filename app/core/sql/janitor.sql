@@ -41,7 +41,8 @@ WITH published AS (
         count(*) AS in_delivery,
         min(j.published_at) FILTER (WHERE j.state = 'queued') AS oldest_waiting
     FROM spillway.jobs j
-    WHERE j.holds_place AND j.published_at IS NOT NULL
+    -- A parked job has no message on purpose.
+    WHERE j.holds_place AND j.published_at IS NOT NULL AND j.parked_at IS NULL
 )
 SELECT p.waiting, p.in_delivery,
     (SELECT coalesce(sum(unacked), 0) FROM spillway.processes
@@ -55,7 +56,7 @@ FROM published p;
 WITH lost AS (
     SELECT j.id FROM spillway.jobs j
     WHERE j.holds_place AND j.state = 'queued' AND j.published_at < clock_timestamp() - make_interval(secs => :quiet_s)
-        AND j.announce_again_at < clock_timestamp()
+        AND j.announce_again_at < clock_timestamp() AND j.parked_at IS NULL
         AND NOT EXISTS (SELECT 1 FROM spillway.outbox o WHERE o.job_id = j.id)
     ORDER BY j.accepted_at LIMIT :rows_max FOR UPDATE SKIP LOCKED
 ), marked AS (
@@ -72,13 +73,17 @@ SELECT state, count(*) AS jobs FROM spillway.jobs
 WHERE holds_place GROUP BY state;
 
 -- name: oldest^
--- Ages in seconds, zero when there is none: the oldest accepted job that no worker has started, the oldest due announcement.
+-- Ages in seconds, zero when there is none: the oldest accepted job that no worker has started, the oldest due announcement,
+-- the oldest snapshot of a client (of other roles only where this one may see them), which keeps dead rows alive.
 SELECT
     coalesce((SELECT extract(epoch FROM clock_timestamp() - accepted_at) FROM spillway.jobs
         WHERE holds_place AND state = 'queued' AND first_claimed_at IS NULL ORDER BY accepted_at LIMIT 1), 0)::double precision
         AS unstarted_s,
     coalesce((SELECT extract(epoch FROM clock_timestamp() - available_at) FROM spillway.outbox
-        WHERE available_at < clock_timestamp() ORDER BY available_at LIMIT 1), 0)::double precision AS unpublished_s;
+        WHERE available_at < clock_timestamp() ORDER BY available_at LIMIT 1), 0)::double precision AS unpublished_s,
+    coalesce((SELECT extract(epoch FROM clock_timestamp() - min(xact_start)) FROM pg_stat_activity
+        WHERE backend_xmin IS NOT NULL AND backend_type = 'client backend' AND pid <> pg_backend_pid()), 0)::double precision
+        AS snapshot_s;
 
 -- name: announce_one$
 -- A dead letter's job, when it still waits and has no announcement on its way.
@@ -86,3 +91,10 @@ INSERT INTO spillway.outbox (job_id, available_at)
 SELECT j.id, clock_timestamp() FROM spillway.jobs j
 WHERE j.id = :job_id AND j.state = 'queued' AND NOT EXISTS (SELECT 1 FROM spillway.outbox o WHERE o.job_id = j.id)
 RETURNING true;
+
+-- name: note_dead_letter$
+-- Write down what the broker gave up on, or count it up when an equal body was there for the same reason.
+INSERT INTO spillway.dead_letters AS d (body_sha256, reason, body_bytes, job_id)
+VALUES (:body_sha256, :reason, :body_bytes, :job_id)
+ON CONFLICT (body_sha256, reason) DO UPDATE SET seen_count = d.seen_count + 1, last_seen_at = clock_timestamp()
+RETURNING seen_count;

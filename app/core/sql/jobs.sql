@@ -41,15 +41,25 @@ SELECT spillway.drop_upload(:job_id, :upload_token);
 SELECT state FROM spillway.jobs WHERE id = :job_id AND upload_token = :upload_token;
 
 -- name: claim^
--- queued and due to processing with the next fencing token and a lease; the parameters are fixed at the first claim.
+-- queued, due and of a version that the worker serves to processing with the next fencing token and a lease; the
+-- parameters are fixed at the first claim.
 UPDATE spillway.jobs
 SET state = 'processing', claim_token = claim_token + 1, worker_id = :worker_id, claimed_at = clock_timestamp(),
+    claimed_as = pipeline_version,
     first_claimed_at = coalesce(first_claimed_at, clock_timestamp()),
     lease_until = clock_timestamp() + make_interval(secs => :lease_s),
     transform_params = coalesce(transform_params, CAST(:transform_params AS jsonb)), due_at = NULL
 WHERE id = :job_id AND state = 'queued' AND due_at <= clock_timestamp()
-RETURNING id, image_id, image_version, owner, claim_token, attempts_spent, deaths, source_bytes, source_sha256,
-    source_format, transform_params;
+    AND pipeline_version = ANY (CAST(:pipeline_versions AS integer[]))
+RETURNING id, image_id, owner, claim_token, attempts_spent, deaths, source_bytes, source_sha256, source_format,
+    transform_params, pipeline_version, first_job_id IS NOT NULL AS reads_original;
+
+-- name: park$
+-- A queued job whose version this worker does not serve is parked; its version, or NULL when it is none of that.
+UPDATE spillway.jobs SET parked_at = clock_timestamp()
+WHERE id = :job_id AND state = 'queued' AND parked_at IS NULL
+    AND pipeline_version <> ALL (CAST(:pipeline_versions AS integer[]))
+RETURNING pipeline_version;
 
 -- name: extend_leases
 -- Extend the leases of the jobs that this worker holds by token; returns each job still held with its state.
@@ -85,8 +95,8 @@ SELECT job_id FROM spillway.hand_back_unheld(:worker_id, CAST(:held_ids AS uuid[
 SELECT spillway.cancel(:job_id, :owner);
 
 -- name: replay$
--- failed to queued under the same id when a place is free; answers queued, not_failed, source_missing or backlog_full.
-SELECT spillway.replay(:job_id, :jobs_max, :job_deadline_s);
+-- failed to queued under the same id within every bound of an upload, noted in the audit; the answer is a ReplayOutcome.
+SELECT spillway.replay(:job_id, :jobs_max, :staging_bytes_max, :owner_jobs_max, :job_deadline_s, :who);
 
 -- name: expire$
 -- ready, failed or cancelled to expired; true when the state moved.
@@ -95,25 +105,18 @@ RETURNING true;
 
 -- name: find_job^
 -- What an owner may see of a job; reservations and dropped ones are nobody's.
-SELECT j.id, j.image_id, j.owner, j.state, j.version, j.accepted_at, j.finished_at, j.error_code, j.variants,
-    j.source_sha256, j.source_bytes, j.source_format, j.source_width, j.source_height,
-    m.created_at AS message_created_at
-FROM spillway.jobs j
-LEFT JOIN spillway.attachments a ON a.job_id = j.id
-LEFT JOIN spillway.messages m ON m.id = a.message_id
-WHERE j.id = :job_id AND j.owner = :owner AND j.state NOT IN ('uploading', 'dropped');
+SELECT v.id, v.image_id, v.owner, v.state, v.version, v.accepted_at, v.finished_at, v.kept_from, v.error_code, v.variants,
+    v.source_sha256, v.source_bytes, v.source_format, v.source_width, v.source_height, v.message_created_at
+FROM spillway.job_views v
+WHERE v.id = :job_id AND v.owner = :owner AND v.state NOT IN ('uploading', 'dropped');
 
 -- name: find_image^
 -- The job that stands for an owner's image: the one its pointer names, or else the newest.
-SELECT j.id, j.image_id, j.owner, j.state, j.version, j.accepted_at, j.finished_at, j.error_code, j.variants,
-    j.source_sha256, j.source_bytes, j.source_format, j.source_width, j.source_height,
-    m.created_at AS message_created_at
-FROM spillway.jobs j
-JOIN spillway.images i ON i.id = j.image_id
-LEFT JOIN spillway.attachments a ON a.job_id = j.id
-LEFT JOIN spillway.messages m ON m.id = a.message_id
-WHERE j.image_id = :image_id AND j.owner = :owner AND j.state NOT IN ('uploading', 'dropped')
-ORDER BY (j.id IS NOT DISTINCT FROM i.ready_job_id) DESC, j.image_version DESC
+SELECT v.id, v.image_id, v.owner, v.state, v.version, v.accepted_at, v.finished_at, v.kept_from, v.error_code, v.variants,
+    v.source_sha256, v.source_bytes, v.source_format, v.source_width, v.source_height, v.message_created_at
+FROM spillway.job_views v
+WHERE v.image_id = :image_id AND v.owner = :owner AND v.state NOT IN ('uploading', 'dropped')
+ORDER BY (v.id IS NOT DISTINCT FROM v.ready_job_id) DESC, v.image_version DESC
 LIMIT 1;
 
 -- name: jobs_of_image
@@ -122,25 +125,22 @@ SELECT id FROM spillway.jobs WHERE image_id = :image_id AND owner = :owner ORDER
 
 -- name: list_jobs
 -- One page of an owner's jobs, newest first, after a cursor; NULL state means all.
-SELECT j.id, j.image_id, j.owner, j.state, j.version, j.accepted_at, j.finished_at, j.error_code, j.variants,
-    j.source_sha256, j.source_bytes, j.source_format, j.source_width, j.source_height,
-    m.created_at AS message_created_at
-FROM spillway.jobs j
-LEFT JOIN spillway.attachments a ON a.job_id = j.id
-LEFT JOIN spillway.messages m ON m.id = a.message_id
-WHERE j.owner = :owner AND j.state NOT IN ('uploading', 'dropped')
-    AND (CAST(:states AS text[]) IS NULL OR j.state = ANY (CAST(:states AS text[])))
+SELECT v.id, v.image_id, v.owner, v.state, v.version, v.accepted_at, v.finished_at, v.kept_from, v.error_code, v.variants,
+    v.source_sha256, v.source_bytes, v.source_format, v.source_width, v.source_height, v.message_created_at
+FROM spillway.job_views v
+WHERE v.owner = :owner AND v.state NOT IN ('uploading', 'dropped')
+    AND (CAST(:states AS text[]) IS NULL OR v.state = ANY (CAST(:states AS text[])))
     AND (CAST(:before_at AS timestamptz) IS NULL
-        OR (j.accepted_at, j.id) < (CAST(:before_at AS timestamptz), CAST(:before_id AS uuid)))
-ORDER BY j.accepted_at DESC, j.id DESC
+        OR (v.accepted_at, v.id) < (CAST(:before_at AS timestamptz), CAST(:before_id AS uuid)))
+ORDER BY v.accepted_at DESC, v.id DESC
 LIMIT :rows_max;
 
 -- name: changed_jobs
 -- Which of these jobs have another version by now or are gone, for all the clients of a process that wait for a change.
 SELECT known.id, known.version
 FROM unnest(CAST(:job_ids AS uuid[]), CAST(:versions AS integer[])) AS known (id, version)
-LEFT JOIN spillway.jobs j ON j.id = known.id
-WHERE j.version IS DISTINCT FROM known.version;
+LEFT JOIN spillway.job_views v ON v.id = known.id
+WHERE v.version IS DISTINCT FROM known.version;
 
 -- name: erase_image$
 -- Cancel and expire every job of an owner's image; NULL when there is none, else stopping or erased.

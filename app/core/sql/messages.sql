@@ -20,21 +20,19 @@ LIMIT :rows_max;
 
 -- name: attachments_of
 -- The attachments of these messages, in the order in which they were named.
-SELECT a.id AS attachment_id, a.message_id, a.created_at AS attachment_created_at, m.created_at AS message_created_at,
-    j.id, j.image_id, j.owner, j.state, j.version, j.accepted_at, j.finished_at, j.error_code, j.variants,
-    j.source_sha256, j.source_bytes, j.source_format, j.source_width, j.source_height
+SELECT a.id AS attachment_id, a.message_id, a.created_at AS attachment_created_at,
+    v.id, v.image_id, v.owner, v.state, v.version, v.accepted_at, v.finished_at, v.kept_from, v.error_code, v.variants,
+    v.source_sha256, v.source_bytes, v.source_format, v.source_width, v.source_height, v.message_created_at
 FROM spillway.attachments a
-JOIN spillway.jobs j ON j.id = a.job_id
-LEFT JOIN spillway.messages m ON m.id = a.message_id
+JOIN spillway.job_views v ON v.id = a.job_id
 WHERE a.message_id = ANY (CAST(:message_ids AS uuid[]))
 ORDER BY a.message_id, a.attached_at, a.id;
 
 -- name: find_attachment^
 -- One of an owner's attachments with its job.
-SELECT a.id AS attachment_id, a.message_id, a.created_at AS attachment_created_at, m.created_at AS message_created_at,
-    j.id, j.image_id, j.owner, j.state, j.version, j.accepted_at, j.finished_at, j.error_code, j.variants,
-    j.source_sha256, j.source_bytes, j.source_format, j.source_width, j.source_height
+SELECT a.id AS attachment_id, a.message_id, a.created_at AS attachment_created_at,
+    v.id, v.image_id, v.owner, v.state, v.version, v.accepted_at, v.finished_at, v.kept_from, v.error_code, v.variants,
+    v.source_sha256, v.source_bytes, v.source_format, v.source_width, v.source_height, v.message_created_at
 FROM spillway.attachments a
-JOIN spillway.jobs j ON j.id = a.job_id
-LEFT JOIN spillway.messages m ON m.id = a.message_id
+JOIN spillway.job_views v ON v.id = a.job_id
 WHERE a.id = :attachment_id AND a.owner = :owner;

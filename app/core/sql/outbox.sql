@@ -7,7 +7,7 @@ FROM (
     ORDER BY available_at, id LIMIT :rows_max FOR UPDATE SKIP LOCKED
 ) AS due
 WHERE o.id = due.id
-RETURNING o.id, o.job_id, o.tries;
+RETURNING o.id, o.job_id, o.tries, (SELECT j.pipeline_version FROM spillway.jobs j WHERE j.id = o.job_id);
 
 -- name: finish_announcements
 -- Confirmed by the broker: the rows go, guarded by the lease token, and the jobs count as published.

@@ -1,10 +1,12 @@
 -- name: report_process$
 -- A process says that it lives and what it measured of itself; by process start, never by name.
-INSERT INTO spillway.processes AS p (id, role, host, broker_ok, slots, prefetch, unacked, host_cores, job_wall_s, job_cpu_s)
-VALUES (:id, :role, :host, :broker_ok, :slots, :prefetch, :unacked, :host_cores, :job_wall_s, :job_cpu_s)
+INSERT INTO spillway.processes AS p (id, role, host, broker_ok, slots, prefetch, unacked, host_cores, job_wall_s, job_cpu_s,
+    pipeline_versions)
+VALUES (:id, :role, :host, :broker_ok, :slots, :prefetch, :unacked, :host_cores, :job_wall_s, :job_cpu_s,
+    CAST(:pipeline_versions AS integer[]))
 ON CONFLICT (id) DO UPDATE SET seen_at = clock_timestamp(), broker_ok = excluded.broker_ok, slots = excluded.slots,
     prefetch = excluded.prefetch, unacked = excluded.unacked, host_cores = excluded.host_cores,
-    job_wall_s = excluded.job_wall_s, job_cpu_s = excluded.job_cpu_s
+    job_wall_s = excluded.job_wall_s, job_cpu_s = excluded.job_cpu_s, pipeline_versions = excluded.pipeline_versions
 RETURNING true;
 
 -- name: forget_process$
