@@ -23,6 +23,7 @@ VHOST = "%2F"
 _NODE = "spillway@localhost"
 
 _PROBE_S_MAX = 1.0
+_CONTROL_S_MAX = 60.0
 _AMQP_HEADER = b"AMQP\x00\x00\x09\x01"
 _METHOD_FRAME = b"\x01"
 _SCHEDULERS_MAX = 4
@@ -96,6 +97,17 @@ class Rabbit(LocalServer):
         """End the broker and its name server as a crash would."""
         super().kill()
         self._stop_epmd()
+
+    def control(self, *command: str) -> None:
+        """Run one command of `rabbitmqctl` on the node; it takes seconds.
+
+        Raises:
+            EnvironmentUnfitError: it did not end well.
+        """
+        rabbit = self._require_rabbit()
+        args = [str(rabbit.sbin / "rabbitmqctl"), *command]
+        if self.run(args, env=self._node_env(rabbit), timeout_s=_CONTROL_S_MAX) != 0:
+            raise self.fail(f"`rabbitmqctl {command[0]}` failed")
 
     def env(self) -> dict[str, str]:
         """Return the broker's URL."""

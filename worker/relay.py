@@ -15,6 +15,7 @@ from app.core.outbox import Announcement, Outbox
 from app.core.postgres import DatabaseUnavailableError, Listener
 from app.core.processes import ProcessReport
 from app.core.rabbit import BrokerSession, BrokerSettings, BrokerUnavailableError, pause_before_reconnect
+from contracts.messages import JobMessage
 
 log = telemetry.logger()
 
@@ -47,6 +48,8 @@ class Relay:
         self._listener = listener
         self._crasher = crasher
         self._connected = False
+        #: Of the last batch nothing was confirmed, though the broker takes messages.
+        self._in_vain = False
 
     def report(self) -> ProcessReport:
         """Return what this relay says of itself to the register."""
@@ -61,6 +64,11 @@ class Relay:
 
     async def _session(self, stop: asyncio.Event) -> None:
         async with BrokerSession.open(self._broker) as session:
+            # Before any row is taken: under an alarm every publish would hang, be tried again, and arrive in the end.
+            await session.assure_publishing()
+            if self._in_vain:
+                self._in_vain = False
+                await session.remake_lost_queues()
             self._connected = True
             log.info("relay.publishing")
             try:
@@ -80,8 +88,9 @@ class Relay:
             if not batch:
                 return False
             self._crasher.reach("relay.leased")
-            confirmed = await session.publish([announcement.job_id for announcement in batch])
-            if any(confirmed):
+            confirmed = await session.publish([_message_of(announcement) for announcement in batch])
+            self._in_vain = not any(confirmed)
+            if not self._in_vain:
                 self._crasher.reach("relay.published")
             await self._settle(batch, confirmed, lease_token=lease_token)
         except DatabaseUnavailableError:
@@ -110,3 +119,7 @@ class Relay:
             stopping.cancel()
             waking.cancel()
             await asyncio.gather(stopping, waking, return_exceptions=True)
+
+
+def _message_of(announcement: Announcement) -> JobMessage:
+    return JobMessage(job_id=announcement.job_id, pipeline_version=announcement.pipeline_version)

@@ -4,6 +4,7 @@ No call opens a transaction, so none can stay open over a round trip to anything
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -134,7 +135,9 @@ class Database:
         try:
             await self._pool.release(connection, timeout=self._settings.acquire_timeout_s)
         except _UNAVAILABLE:
-            connection.terminate()
+            # The pool has ended a connection that it could not take back, and says so to whoever does it again.
+            with contextlib.suppress(asyncpg.InterfaceError):
+                connection.terminate()
 
 
 def _server_settings(settings: PoolSettings) -> dict[str, str]:
@@ -212,6 +215,7 @@ class Listener:
             )
             await self._connection.add_listener(self._channel, self._on_notify)
         except (*_UNAVAILABLE, asyncpg.PostgresError):
+            await self.close()
             self._connection = None
 
     def _on_notify(self, *_: object) -> None:

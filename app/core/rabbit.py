@@ -1,18 +1,19 @@
 """The only module that speaks to RabbitMQ: sessions that end when anything is wrong, and start anew with jitter.
 
 A session is one connection with one channel; queues are declared at its start, so a deleted queue comes back. Whatever
-closes (connection, channel, the consumer by the broker's hand) ends the session; the caller opens the next one.
+closes (connection, channel, the consumer by the broker's hand), and a publish without a confirm, ends the session; the
+caller opens the next one.
 Publisher and consumer are different processes, hence different connections: an alarm that stops the broker from
 reading publishers cannot hold back acks.
 """
 
 import asyncio
+import hashlib
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Self
-from uuid import UUID
+from typing import Any, Self, TypeVar
 
 import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage, AbstractQueue
@@ -25,11 +26,23 @@ from app.core.settings import Settings
 from contracts.limits import DELIVERIES_MAX
 from contracts.messages import JobMessage, dead_letter_exchange, dead_letter_queue, jobs_queue
 
-#: The pause before a new session is drawn from this range, so that a fleet does not return in step.
+#: The pause before a new session is drawn from this range.
 RECONNECT_S_MIN = 0.5
 RECONNECT_S_MAX = 3.0
+#: To delete a queue that is lost the broker first waits 5 s for it.
+DELETE_QUEUE_S_MAX = 15.0
 
-_ERRORS = (AMQPException, AiormqException, OSError, TimeoutError, asyncio.InvalidStateError, RuntimeError)
+_T = TypeVar("_T")
+
+_ERRORS = (
+    AMQPException,
+    AiormqException,
+    OSError,
+    TimeoutError,
+    asyncio.InvalidStateError,
+    RuntimeError,
+    StopAsyncIteration,  # what the library says of a connection that is closed in the middle of its handshake
+)
 
 
 class BrokerUnavailableError(Exception):
@@ -79,12 +92,30 @@ class Delivery:
         """Send it to the dead-letter queue."""
         await self._settle(self._incoming.reject)
 
+    async def put_back(self) -> None:
+        """Return it to the queue that it came from, to be taken again."""
+
+        async def requeue() -> None:
+            await self._incoming.reject(requeue=True)
+
+        await self._settle(requeue)
+
+    @property
+    def body_sha256(self) -> str:
+        """The body's SHA-256, lower-case hexadecimal."""
+        return hashlib.sha256(self._incoming.body).hexdigest()
+
+    @property
+    def death_reason(self) -> str | None:
+        """Why the broker gave up on it first, in the broker's word; None when it did not, or does not say."""
+        reason = self._incoming.headers.get("x-first-death-reason")
+        return reason if isinstance(reason, str) else None
+
     async def _settle(self, answer: Callable[[], Awaitable[None]]) -> None:
         if not self.live:
             return
         try:
-            async with asyncio.timeout(self._session.timeout_s):
-                await answer()
+            await _in_time(answer(), timeout_s=self._session.timeout_s)
         except _ERRORS:
             self._session.closed.set()
 
@@ -111,8 +142,8 @@ class BrokerSession:
         """
         url = str(URL(settings.url).update_query(heartbeat=str(settings.heartbeat_s)))
         try:
-            async with asyncio.timeout(settings.timeout_s):
-                connection = await aio_pika.connect(url, timeout=settings.timeout_s)
+            connecting = aio_pika.connect(url, timeout=settings.timeout_s)
+            connection = await _in_time(connecting, timeout_s=settings.timeout_s)
         except _ERRORS as error:
             raise BrokerUnavailableError("no connection to the broker") from error
         try:
@@ -123,24 +154,69 @@ class BrokerSession:
     @classmethod
     async def _start(cls, connection: AbstractConnection, settings: BrokerSettings) -> Self:
         try:
-            async with asyncio.timeout(settings.timeout_s):
-                channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
-                session = cls(connection, channel, settings)
-                connection.close_callbacks.add(session._on_close)
-                channel.close_callbacks.add(session._on_close)
-                underlay: Any = await channel.get_underlay_channel()
-                underlay.on_consumer_cancel_callbacks.add(session._on_close)
-                session._queue = await _declare(channel, settings.prefix)
+            return await _in_time(cls._declared(connection, settings), timeout_s=settings.timeout_s)
         except _ERRORS as error:
             raise BrokerUnavailableError("the broker does not serve") from error
+
+    @classmethod
+    async def _declared(cls, connection: AbstractConnection, settings: BrokerSettings) -> Self:
+        channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
+        session = cls(connection, channel, settings)
+        connection.close_callbacks.add(session._on_close)
+        channel.close_callbacks.add(session._on_close)
+        underlay: Any = await channel.get_underlay_channel()
+        underlay.on_consumer_cancel_callbacks.add(session._on_close)
+        session._queue = await _declare(channel, settings.prefix)
         return session
 
-    async def publish(self, job_ids: Sequence[UUID]) -> list[bool]:
-        """Publish one persistent, mandatory message for each job; True where the broker confirmed it in time.
+    async def assure_publishing(self) -> None:
+        """Return once the broker has confirmed a message to nobody: under an alarm it takes none and answers the rest.
 
-        False means unknown: it may still arrive, which the claim makes harmless.
+        Raises:
+            BrokerUnavailableError: it takes no messages now.
         """
-        return list(await asyncio.gather(*(self._publish_one(job_id) for job_id in job_ids)))
+        message = aio_pika.Message(b"", delivery_mode=aio_pika.DeliveryMode.NOT_PERSISTENT)
+        nobody = f"{self._settings.prefix}.nobody"
+        await self._within_timeout(self._channel.default_exchange.publish(message, nobody, mandatory=False))
+
+    async def remake_lost_queues(self) -> None:
+        """Delete our queues that hold nothing and that nobody consumes: the session ends, and the next one declares.
+
+        RabbitMQ 3.10 can lose a quorum queue whose node is killed within half a second of the declaration: it goes on
+        to say that the queue is there and empty, and takes and gives no message ever after. Whoever takes an intact
+        queue for lost does no harm: it was empty.
+
+        Raises:
+            BrokerUnavailableError: the broker did not answer in time.
+        """
+        for name in (jobs_queue(self._settings.prefix), dead_letter_queue(self._settings.prefix)):
+            queue = await self._within_timeout(self._channel.declare_queue(name, passive=True))
+            said = queue.declaration_result
+            if not said.message_count and not said.consumer_count:
+                await self._within_timeout(self._channel.queue_delete(name), timeout_s=DELETE_QUEUE_S_MAX)
+                self.closed.set()
+
+    async def publish(self, messages: Sequence[JobMessage]) -> list[bool]:
+        """Publish persistent, mandatory messages; True where the broker confirmed one in time.
+
+        False means unknown: it may still arrive, which the claim makes harmless. The session then ends, since the queue
+        may be gone and is declared by the next one.
+        """
+        bodies = (message.model_dump_json().encode() for message in messages)
+        return list(await asyncio.gather(*(self.publish_body(body) for body in bodies)))
+
+    async def publish_body(self, body: bytes) -> bool:
+        """Publish one body as it is, readable or not; True when the broker confirmed it in time."""
+        message = aio_pika.Message(
+            body, delivery_mode=aio_pika.DeliveryMode.PERSISTENT, content_type="application/json"
+        )
+        publishing = self._channel.default_exchange.publish(message, jobs_queue(self._settings.prefix))
+        try:
+            await _in_time(publishing, timeout_s=self.timeout_s)
+        except _ERRORS:
+            self.closed.set()
+            return False
+        return True
 
     async def consume(self, *, prefetch: int, on_delivery: Callable[[Delivery], None]) -> None:
         """Start to receive at most `prefetch` unacknowledged deliveries."""
@@ -179,22 +255,9 @@ class BrokerSession:
             letters.append(Delivery(incoming, self))
         return letters
 
-    async def _publish_one(self, job_id: UUID) -> bool:
-        body = JobMessage(job_id=job_id).model_dump_json().encode()
-        message = aio_pika.Message(
-            body, delivery_mode=aio_pika.DeliveryMode.PERSISTENT, content_type="application/json"
-        )
+    async def _within_timeout(self, call: Awaitable[Any], *, timeout_s: float | None = None) -> Any:
         try:
-            async with asyncio.timeout(self.timeout_s):
-                await self._channel.default_exchange.publish(message, jobs_queue(self._settings.prefix))
-        except _ERRORS:
-            return False
-        return True
-
-    async def _within_timeout(self, call: Awaitable[Any]) -> Any:
-        try:
-            async with asyncio.timeout(self.timeout_s):
-                return await call
+            return await _in_time(call, timeout_s=timeout_s or self.timeout_s)
         except QueueEmpty:
             raise
         except _ERRORS as error:
@@ -205,14 +268,31 @@ class BrokerSession:
         self.closed.set()
 
 
+def reconnect_pause_s(rng: random.Random) -> float:
+    """Return the seconds between two sessions: another number each time, so that a fleet does not return in step."""
+    return rng.uniform(RECONNECT_S_MIN, RECONNECT_S_MAX)
+
+
 async def pause_before_reconnect(stop: asyncio.Event) -> None:
     """Wait the random pause between two sessions, or until `stop` is set."""
-    pause_s = random.uniform(RECONNECT_S_MIN, RECONNECT_S_MAX)  # noqa: S311 - jitter, not a secret
     try:
-        async with asyncio.timeout(pause_s):
+        async with asyncio.timeout(reconnect_pause_s(random.SystemRandom())):
             await stop.wait()
     except TimeoutError:
         return
+
+
+async def _in_time(call: Awaitable[_T], *, timeout_s: float) -> _T:
+    """Return what a call to the broker answers, or raise one of `_ERRORS`."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await call
+    except asyncio.CancelledError as error:
+        # So the library ends whoever waits when it drops a connection that was silent too long: nobody cancelled us.
+        waiter = asyncio.current_task()
+        if waiter is not None and waiter.cancelling():
+            raise
+        raise TimeoutError("the connection was dropped") from error
 
 
 async def _declare(channel: AbstractChannel, prefix: str) -> AbstractQueue:
@@ -232,8 +312,7 @@ async def _declare(channel: AbstractChannel, prefix: str) -> AbstractQueue:
 
 async def _close(connection: AbstractConnection, *, timeout_s: float) -> None:
     try:
-        async with asyncio.timeout(timeout_s):
-            await connection.close()
+        await _in_time(connection.close(), timeout_s=timeout_s)
     except _ERRORS:
         return
 

@@ -1,0 +1,145 @@
+"""Whatever is wrong with the object store, uploads get a prompt answer, jobs lose no attempt, and all goes on after."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from urllib.parse import urlsplit
+
+import aio_pika
+
+from contracts.messages import jobs_queue
+from stack.children import ChildSpec
+from stack.s3 import S3
+from stack.servers import Servers
+from tests.faults.link import link_to
+from tests.faults.prompt import (
+    assert_no_attempt_spent,
+    codes_of_uploads,
+    components,
+    wait_accepting,
+    wait_component,
+)
+from tests.line import Line, until
+
+SILENT_SOON = {"SPILLWAY_S3_TIMEOUT_S": "2"}
+
+
+class FullS3(S3):
+    """The same store on a disk that has less room than it may use up."""
+
+    def spec(self) -> ChildSpec:
+        """Return how to run the server, to which no disk has room enough."""
+        spec = super().spec()
+        return replace(
+            spec, args=["-volume.minFreeSpace=99.99" if a.startswith("-volume.minFree") else a for a in spec.args]
+        )
+
+
+@asynccontextmanager
+async def full_disk(servers: Servers) -> AsyncIterator[None]:
+    assert servers.s3 is not None
+    await asyncio.to_thread(servers.s3.kill)
+    full = FullS3(servers.site)
+    await asyncio.to_thread(full.start)
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(full.kill)
+        await asyncio.to_thread(servers.s3.start)
+
+
+async def test_a_store_without_room_refuses_uploads_and_keeps_the_jobs(line: Line, servers: Servers) -> None:
+    await line.start("api", "worker", "janitor", **SILENT_SOON)
+    job_ids = await line.accepted(range(3))
+    async with full_disk(servers):
+        refused = await codes_of_uploads(line, 4)
+        assert refused == {"dependency_unavailable": 4}
+        await line.start("relay")  # what it announces meets a worker that finds a full store
+        await jobs_go_back(line)
+    await line.wait_ready(job_ids)
+    await wait_accepting(line)
+    await line.wait_ready([*line.sources])
+    await assert_no_attempt_spent(line)
+    await line.assert_nothing_left_behind()
+
+
+async def test_a_silent_store_is_given_up_and_the_worker_takes_nothing_more(line: Line, servers: Servers) -> None:
+    """What it had is handed back, and no delivery is taken until a probe succeeds: nothing is claimed in vain."""
+    assert servers.s3 is not None
+    await line.start("api", "worker", "janitor", **SILENT_SOON)
+    job_ids = await line.accepted(range(4))
+    servers.s3.freeze()
+    try:
+        await line.start("relay")
+        refused = await codes_of_uploads(line, 4)
+        assert refused == {"dependency_unavailable": 4}
+        await wait_component(line, "store", "away")
+        await jobs_go_back(line)
+        assert await messages_once_unheard(line) >= 1
+        # Every one was claimed once at most: nothing went round between broker and worker.
+        assert await claims_made(line) <= len(job_ids)
+    finally:
+        servers.s3.thaw()
+    await line.wait_ready(job_ids)
+    await wait_accepting(line)
+    await line.wait_ready([*line.sources])
+    await assert_no_attempt_spent(line)
+
+
+async def jobs_go_back(line: Line) -> None:
+    async def back() -> bool:
+        rows = await line.rows()
+        tried = [row for row in rows if row["claim_token"]]
+        return bool(tried) and all(row["state"] in ("queued", "dropped") for row in rows)
+
+    await until(back, what="the worker has tried and has handed everything back")
+
+
+async def claims_made(line: Line) -> int:
+    return int(await line.raw.fetchval("SELECT sum(claim_token) FROM spillway.jobs"))
+
+
+async def messages_once_unheard(line: Line) -> int:
+    """Return how many messages wait in the broker once nobody consumes."""
+    connection = await aio_pika.connect(line.env["SPILLWAY_BROKER_URL"])
+    async with connection:
+        channel = await connection.channel()
+        name = jobs_queue(line.env["SPILLWAY_BROKER_PREFIX"])
+
+        async def unheard() -> bool:
+            queue = await channel.declare_queue(name, passive=True)
+            return queue.declaration_result.consumer_count == 0
+
+        await until(unheard, what="nobody consumes")
+        queue = await channel.declare_queue(name, passive=True)
+        return int(queue.declaration_result.message_count or 0)
+
+
+async def test_a_slow_store_slows_uploads_and_jobs_and_fails_none(line: Line) -> None:
+    parts = urlsplit(line.env["SPILLWAY_S3_ENDPOINT_URL"])
+    assert parts.port is not None
+    async with link_to(parts.port) as (link, port):
+        through = {"SPILLWAY_S3_ENDPOINT_URL": f"http://127.0.0.1:{port}"}
+        await line.start("api", "relay", "worker", "janitor", **through)
+        link.delay_s = 0.3
+        assert await codes_of_uploads(line, 6) == {"accepted": 6}
+        assert (await components(line))["store"] == "up"
+        await line.wait_ready([*line.sources])
+    await assert_no_attempt_spent(line)
+
+
+async def test_a_store_whose_answers_are_lost_is_a_prompt_refusal_and_leaves_no_object(line: Line) -> None:
+    parts = urlsplit(line.env["SPILLWAY_S3_ENDPOINT_URL"])
+    assert parts.port is not None
+    async with link_to(parts.port) as (link, port):
+        through = {"SPILLWAY_S3_ENDPOINT_URL": f"http://127.0.0.1:{port}", **SILENT_SOON}
+        await line.start("api", "relay", "worker", "janitor", **through)
+        await line.wait_ready(await line.accepted([1]))
+        link.mute = True
+        refused = await codes_of_uploads(line, 3)
+        assert refused == {"dependency_unavailable": 3}
+        link.mute = False
+        await wait_accepting(line)
+        await line.wait_ready([*line.sources])
+        await line.assert_nothing_left_behind()
