@@ -1,11 +1,13 @@
-"""`spillway bench`: plan, run, resume, check, report.
+"""`spillway bench`: plan, run, resume, check, report, noop.
 
 Exit codes: 0 done, 1 an objective is missed, 2 wrong use or invalid cells, 3 the environment is unfit. `run` and
 `resume` end with 0 once the report is written: what it says is judged by `check`.
 """
 
+import json
 import os
 import signal
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
@@ -33,6 +35,8 @@ from stack.bench import (
     run_bench,
     unfinished_run,
 )
+from stack.noop import NoopFailedError
+from stack.noop_view import run_noop
 
 app = typer.Typer()
 bench = typer.Typer(no_args_is_help=True, help="Measure the whole line under load and write a report.")
@@ -49,6 +53,7 @@ SeedOption = Annotated[int, typer.Option("--seed", help="Decides arrivals, pictu
 RunsOption = Annotated[Path, typer.Option("--runs", help="Folder of the runs.")]
 RunArgument = Annotated[str, typer.Argument(help="Name of the run.")]
 FreshOption = Annotated[bool, typer.Option("--fresh", help="Begin anew even when the latest run is unfinished.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="The rates as JSON on standard output.")]
 IntoOption = Annotated[Path | None, typer.Option("--into", help="Report file to renew; beside the run without it.")]
 
 
@@ -116,6 +121,21 @@ def report(name: RunArgument = LATEST, *, runs: RunsOption = RUNS_FOLDER, into: 
     typer.echo(f"bench: {published.report_file}", err=True)
 
 
+@bench.command()
+def noop(*, as_json: JsonOption = False) -> None:
+    """Print jobs a second with the pixels switched off and everything else on, and where the time goes (2 minutes)."""
+    console = Console(stderr=True)
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        rows = run_noop(_environment(), console=console)
+    except KeyboardInterrupt:
+        _fail("interrupted", code=EXIT_NOT_SO)
+    except NoopFailedError as error:
+        _fail(f"the rate does not count: {error}", code=EXIT_INVALID)
+    if as_json:
+        typer.echo(json.dumps(rows))
+
+
 def _grid(plan_name: str, *, quick: bool) -> Grid:
     name = QUICK.name if quick else plan_name
     if name not in GRIDS:
@@ -126,9 +146,8 @@ def _grid(plan_name: str, *, quick: bool) -> Grid:
 def _go(folder: Path, options: BenchOptions) -> None:
     console = Console(stderr=True)
     signal.signal(signal.SIGTERM, _interrupt)
-    environment = os.environ  # noqa: TID251 - the composition root of the bench
     try:
-        run_bench(folder, options, environment, console=console)
+        run_bench(folder, options, _environment(), console=console)
     except KeyboardInterrupt:
         _fail(f"interrupted: `spillway bench resume {folder.name}` goes on", code=EXIT_NOT_SO)
     except (CellAbortedError, GeneratorFailedError) as error:
@@ -148,6 +167,10 @@ def _publish(runs: Path, name: str, into: Path | None) -> Published:
         return publish(find_run(runs, name), report_file=into)
     except (RunNotThereError, RunUnreadableError, ColumnsDifferError) as error:
         _fail(str(error), code=EXIT_INVALID)
+
+
+def _environment() -> Mapping[str, str]:
+    return os.environ  # noqa: TID251 - the composition root of the bench
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

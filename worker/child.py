@@ -45,6 +45,9 @@ _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 # Header of capset(2), version 3, this process; then effective, permitted, inheritable of both halves: none.
 _CAPSET_HEADER, _CAPSET_NOTHING = (0x20080522, 0), (0,) * 6
 _OPEN_FILES_MAX = 64
+#: A heap that large after an image is freed memory for the most part, which the C library would keep for the next one.
+#: Giving it back costs some per cent of an ordinary image, so it is done after large ones only.
+KEPT_RSS_BYTES_MAX = 96 * 1024 * 1024
 _OOM_SCORE_ADJ = "500"  # the kernel's first choice, before the parent and its neighbours
 
 # Only buffers: no loader that could open a file exists for an image to reach. UltraHDR is left out too: its
@@ -66,6 +69,7 @@ def main() -> None:
     while (job := _receive_job(channel)) is not None:
         _serve(channel, *job, limits=config.limits)
         del job
+        _give_back_memory()
 
 
 def confine_libvips() -> None:
@@ -159,6 +163,12 @@ def _rss_and_peak() -> tuple[int, int]:
         if name in sizes_kib:
             sizes_kib[name] = int(value.split()[0])
     return sizes_kib["VmRSS"] * 1024, sizes_kib["VmHWM"] * 1024
+
+
+def _give_back_memory() -> None:
+    if _rss_and_peak()[0] > KEPT_RSS_BYTES_MAX:
+        with suppress(AttributeError):  # of the GNU library alone
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def _receive_job(channel: socket.socket) -> tuple[TransformParams, bytes] | None:

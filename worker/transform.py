@@ -40,6 +40,8 @@ _OUT_OF_MEMORY = (
     "memory allocation error",
     "error creating thread",
 )
+# ... but libheif calls it an allocation error too when a picture is larger than its file says.
+_BEYOND_ITS_WORD = "security limit exceeded"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +64,8 @@ def decode_master(source: bytes, *, params: TransformParams, limits: ImageLimits
     prepared = prepare(source, image_format)
     if prepared is None:
         raise ImageRejected(FailureCode.INVALID_IMAGE)
+    # What libvips noted of an earlier image would be taken for this one's: its error texts gather in one place.
+    pyvips.vips_lib.vips_error_clear()
     with _as_rejection():
         width_px, height_px, profiles = _check_loaded_header(prepared, image_format, limits)
         image = _decode(prepared, side_px_max=params.master_side_px_max, profiles=profiles)
@@ -188,4 +192,4 @@ def _memory_as_rejection() -> Iterator[None]:
 
 def _is_out_of_memory(error: Exception) -> bool:
     text = str(error).lower()
-    return any(marker in text for marker in _OUT_OF_MEMORY)
+    return _BEYOND_ITS_WORD not in text and any(marker in text for marker in _OUT_OF_MEMORY)

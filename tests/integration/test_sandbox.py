@@ -14,8 +14,10 @@ import uvloop
 
 from contracts.errors import FailureCode
 from contracts.images import ImageFormat, ImageLimits, TransformParams, VariantName
+from tests.hostile_images import large_flat_avif
 from tests.image_makers import encode, photo, scene
 from tests.polling import eventually
+from worker.child import KEPT_RSS_BYTES_MAX
 from worker.child_handle import CHILD_ENVIRONMENT
 from worker.sandbox import HEAVY_PIXELS_MIN, ChildDied, Sandbox
 from worker.transform import decode_master, make_variants
@@ -118,6 +120,16 @@ async def test_a_child_grown_large_is_replaced() -> None:
     await eventually(lambda: first not in box.child_pids)
     await box.close()
     assert not box.child_pids
+
+
+async def test_a_child_keeps_little_of_the_memory_that_a_large_image_took() -> None:
+    box = Sandbox(children=1, limits=LIMITS, params=PARAMS)
+    await box.start()
+    (child,) = map(psutil.Process, box.child_pids)
+    facts = await box.transform(large_flat_avif(4_000, 4_000), on_variant=ignore)
+    assert facts.rss_bytes_peak > 2 * KEPT_RSS_BYTES_MAX
+    await eventually(lambda: child.memory_info().rss < KEPT_RSS_BYTES_MAX)
+    await box.close()
 
 
 async def test_a_closed_sandbox_lets_nobody_wait() -> None:

@@ -73,7 +73,7 @@ def test_the_crop_is_the_centre_square() -> None:
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("file_format", ["JPEG", "PNG", "WEBP", "TIFF"])
+@pytest.mark.parametrize("file_format", ["JPEG", "PNG", "WEBP", "TIFF", "AVIF"])
 def test_all_variants_stand_upright(file_format: str, orientation: int) -> None:
     stored, exif = turned(scene(400, 240), orientation)
     source = encode(stored, file_format, exif=exif, **SHARP)

@@ -3,6 +3,7 @@
 import time
 
 import pytest
+import pyvips
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -72,6 +73,12 @@ def test_a_jpeg_that_ends_early_but_properly_is_filled_and_bounded_by_its_pixels
     started_s = time.process_time()
     assert refusal_of(jpeg_claiming(5_000, 5_000)) is None
     assert time.process_time() - started_s < 2.0
+
+
+def test_what_libvips_noted_of_an_earlier_image_is_not_taken_for_this_one() -> None:
+    # Its texts gather in one place for the whole process, and words in them decide what is the memory's fault.
+    pyvips.vips_lib.vips_foreign_find_load(b"/nowhere/out of memory")
+    assert refusal_of(WHOLE["jpeg"][:2_000]) is FailureCode.INVALID_IMAGE
 
 
 def test_an_empty_file_is_refused() -> None:

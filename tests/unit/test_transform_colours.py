@@ -19,6 +19,25 @@ def plain(mode: str, colour: float | tuple[int, ...]) -> Image.Image:
     return Image.new(mode, SIZE_PX, colour)
 
 
+def vips_plain(colour: tuple[int, ...]) -> pyvips.Image:
+    return (pyvips.Image.black(*SIZE_PX, bands=3) + list(colour)).cast("uchar").copy(interpretation="srgb")
+
+
+def as_pillow_sees(source: bytes) -> tuple[int, ...]:
+    """Return the colour in the middle of a picture with a profile, brought to sRGB by Pillow."""
+    image = decode(source)
+    if "icc_profile" in image.info:
+        own = ImageCms.getOpenProfile(_file(image.info["icc_profile"]))
+        intent = ImageCms.Intent.RELATIVE_COLORIMETRIC
+        to_srgb = ImageCms.buildTransform(own, ImageCms.createProfile("sRGB"), image.mode, "RGB", intent)
+        converted = ImageCms.applyTransform(image, to_srgb)
+        assert converted is not None
+        image = converted
+    seen = image.getpixel((image.width // 2, image.height // 2))
+    assert isinstance(seen, tuple)
+    return seen
+
+
 def assert_all_variants(source: bytes, colour: tuple[int, ...], *, within: int = 6) -> None:
     for variant in variants_of(source).values():
         image = decode(variant.data)
@@ -72,7 +91,47 @@ def test_cmyk_looks_like_the_ink(file_format: str, profile: bytes | None) -> Non
         assert_all_variants(source, seen, within=45)
 
 
+@pytest.mark.parametrize("save", ["jpegsave_buffer", "tiffsave_buffer"])
+@pytest.mark.parametrize("colour", [(200, 90, 60), (30, 120, 60), (250, 250, 240), (20, 20, 25)])
+def test_cmyk_with_its_profile_is_converted_as_another_library_does_it(save: str, colour: tuple[int, ...]) -> None:
+    ink = vips_plain(colour).icc_export(output_profile="cmyk")
+    source: bytes = getattr(ink, save)(keep="icc")
+    assert decode(source).mode == "CMYK"
+    assert_all_variants(source, as_pillow_sees(source))
+
+
+def test_cmyk_without_the_marker_of_its_inventor_is_read_all_the_same() -> None:
+    source = encode(plain("CMYK", (0, 200, 200, 0)), "JPEG", quality=95)
+    at = source.index(b"\xff\xee")
+    length_bytes = int.from_bytes(source[at + 2 : at + 4], "big")
+    bare = source[:at] + source[at + 2 + length_bytes :]
+    assert decode(bare).mode == "CMYK"
+    for variant, other in zip(variants_of(source).values(), variants_of(bare).values(), strict=True):
+        assert_colour(decode(variant.data), (0.5, 0.5), (237, 81, 69), within=45)
+        assert variant == other
+
+
+@pytest.mark.parametrize("file_format", ["PNG", "JPEG", "TIFF"])
+@pytest.mark.parametrize(
+    ("image", "seen"), [(plain("RGB", COLOUR), COLOUR), (plain("L", 90), (90, 90, 90))], ids=["rgb", "grey"]
+)
+def test_a_profile_of_another_kind_of_colours_is_not_used(
+    file_format: str, image: Image.Image, seen: tuple[int, ...]
+) -> None:
+    of_ink: bytes = vips_plain(COLOUR).icc_export(output_profile="cmyk").get("icc-profile-data")
+    assert_all_variants(encode(image, file_format, icc_profile=of_ink), seen)
+
+
+def test_a_photo_with_a_gain_map_is_its_plain_picture() -> None:
+    bright = pyvips.Image.black(256, 128, bands=3).linear(1, [0.5, 0.2, 0.1]).cast("float").copy(interpretation="scrgb")
+    source: bytes = bright.uhdrsave_buffer()
+    assert source.count(b"\xff\xd8\xff") == 2  # the picture, and its gain map behind it
+    assert_all_variants(source, as_pillow_sees(source))
+
+
 def test_sixteen_bits_become_eight() -> None:
+    sixteen = (pyvips.Image.black(*SIZE_PX, bands=3) + [sample * 257 for sample in COLOUR]).cast("ushort")
+    assert_all_variants(sixteen.copy(interpretation="rgb16").tiffsave_buffer(), COLOUR)
     assert_all_variants(png_rgb16(*SIZE_PX, COLOUR), COLOUR)
     assert_all_variants(encode(plain("I;16", 90 * 257), "PNG"), (90, 90, 90))
 
