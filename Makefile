@@ -109,6 +109,13 @@ bench-full: setup ## The reference sweep behind REPORT.md; an interrupted one go
 report: setup ## REPORT.md anew from the committed reference run (RUNS=bench-runs RUN=latest: from yours)
 	$(SPILLWAY) bench report $(RUN) --runs $(RUNS) --into REPORT.md
 
+.PHONY: demo
+demo: setup ## Failures to watch; demo-NAME is one: worker-away broker-restart crash-after-commit crash-before-ack lease-expiry failed-and-replayed
+	$(SPILLWAY) demo all
+
+demo-%: setup
+	$(SPILLWAY) demo $*
+
 .PHONY: up
 up: setup ## The local stack, in the background
 	$(SPILLWAY) up --detach
