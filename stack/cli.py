@@ -28,7 +28,11 @@ COMMANDS: dict[str, str] = {
     "migrate": "stack.cli_roles",
     "token": "stack.cli_tokens",
     "submit": "stack.cli_submit",
+    "jobs": "stack.cli_versions",
     "bench": "stack.cli_bench",
+    "chaos": "stack.cli_chaos",
+    "doctor": "stack.cli_doctor",
+    "demo": "stack.cli_demo",
 }
 
 

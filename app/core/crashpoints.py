@@ -16,6 +16,7 @@ CrashPoint = Literal[
     "worker.claimed",
     "worker.stored",
     "worker.settled",
+    "janitor.deleted",
 ]
 
 CRASH_POINTS: tuple[CrashPoint, ...] = get_args(CrashPoint)
