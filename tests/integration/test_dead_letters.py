@@ -46,10 +46,18 @@ async def database_at(url: str) -> Database:
 
 
 async def publish(line: Line, body: bytes, queue: str) -> None:
-    """Put a message of our own into a queue and wait for its confirm."""
+    """Put a message of our own into a queue, once whoever declares that has done so, and wait for its confirm."""
     async with await aio_pika.connect(line.env["SPILLWAY_BROKER_URL"]) as connection:
-        channel = await connection.channel(publisher_confirms=True)
-        await channel.default_exchange.publish(aio_pika.Message(body), queue)
+        channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
+
+        async def taken() -> bool:
+            try:
+                await channel.default_exchange.publish(aio_pika.Message(body), queue)
+            except aio_pika.exceptions.DeliveryError:
+                return False
+            return True
+
+        await until(taken, what="the queue is there")
 
 
 async def waiting(line: Line, queue: str) -> int:
