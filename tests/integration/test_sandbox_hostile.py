@@ -210,7 +210,7 @@ async def test_two_hundred_bad_files_leave_memory_and_descriptors_flat() -> None
 async def test_no_pixels_are_spilled_into_files() -> None:
     # libvips would write images over 100 MB to the temporary folder; a child may write no file at all.
     source = png_whole(6_000, 6_000, colour=RGB, interlace=1)
-    open_files: list[list[object]] = []
+    open_files: list[list[str]] = []
     async with opened() as box:
         child = psutil.Process(*box.child_pids)
         await box.transform(source, on_variant=lambda _: open_files.append(list(child.open_files())))
