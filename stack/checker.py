@@ -1,7 +1,7 @@
 """Judges the history of a run: every promise is one pure function from rows to what broke it.
 
 Invariant: no I/O, no clock. It believes the database's journal, the wire and the bytes in the store before anything
-that the code says of itself. A promise that nothing in the history could break is not counted as kept: see `Verdict`.
+that the code says of itself. A history in which no job became ready shows nothing, and does not hold.
 """
 
 import math
@@ -61,8 +61,8 @@ class Verdict:
 
     @property
     def holds(self) -> bool:
-        """Whether every promise was kept."""
-        return not self.violations
+        """Whether every promise was kept, by a run that came to something."""
+        return not self.violations and self.ready > 0
 
     @property
     def broken(self) -> frozenset[Invariant]:

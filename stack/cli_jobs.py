@@ -7,7 +7,7 @@ in the audit. Works on a stack's database, or on the one that SPILLWAY_DATABASE_
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
@@ -132,7 +132,7 @@ def replay(
 ) -> None:
     """Queue failed jobs anew under their ids, each when there is a place; Ctrl-C stops between two jobs.
 
-    Exit code 1 unless every job that was meant is queued. With the `--until` that is printed, a repeat does the rest.
+    Exit code 1 unless every job that was meant is queued. What a stopped run prints does the rest.
     """
     if bool(job_ids) + how.everything + (wanted != FailedFilter()) != 1:
         raise typer.BadParameter("name jobs, or filter them, or say --all")
@@ -140,7 +140,7 @@ def replay(
     if as_json:
         typer.echo(json.dumps(_run_as_dict(run)))
     else:
-        _tell(run)
+        _tell(run, named=job_ids or [])
     raise typer.Exit(0 if run.all_queued else EXIT_NOT_SO)
 
 
@@ -243,7 +243,7 @@ def _progress() -> Progress:
     )
 
 
-def _tell(run: Run) -> None:
+def _tell(run: Run, *, named: Sequence[UUID]) -> None:
     console = console_of_errors()
     would = "would be " if run.dry_run else ""
     for outcome, count in sorted(run.counts.items()):
@@ -255,7 +255,15 @@ def _tell(run: Run) -> None:
         console.print(f"{job_id}  there is no such job", highlight=False)
     if run.ending is not Ending.DONE:
         why = "stopped" if run.ending is Ending.STOPPED else "no place came free in time"
-        console.print(f"{why}; the rest: --until {run.until.isoformat()}", highlight=False)
+        console.print(f"{why}; the rest: {_rest(run, named)}", highlight=False)
+
+
+def _rest(run: Run, named: Sequence[UUID]) -> str:
+    """Return what a repeat is given: the jobs that are left, or the moment that leaves out what failed again."""
+    done = {job_id for job_id, _ in run.outcomes}
+    return " ".join(str(job_id) for job_id in named if job_id not in done) or (
+        f"--until {run.until.isoformat()} in place of --all, or with the same filter"
+    )
 
 
 def _run_as_dict(run: Run) -> dict[str, Any]:

@@ -27,6 +27,8 @@ app.add_typer(token, name="token")
 DATA_DEFAULT = Path("data")
 DATABASE_VARIABLE = "SPILLWAY_DATABASE_URL"
 
+EXIT_WRONG_USE = 2
+
 _CONNECTIONS = 2
 
 DataOption = Annotated[
@@ -90,7 +92,11 @@ def settings_of(data: Path | None) -> Settings:
                 f"There is no stack in {data or DATA_DEFAULT}: `spillway up` first, or set {DATABASE_VARIABLE}."
             )
         environment.update(state.env)
-    return load_settings()
+    try:
+        return load_settings()
+    except ValueError as error:  # pydantic's, which names each variable that is out of its range
+        typer.echo(f"spillway: wrong settings (SPILLWAY_*): {error}", err=True)
+        raise typer.Exit(EXIT_WRONG_USE) from None
 
 
 @asynccontextmanager

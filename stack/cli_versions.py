@@ -7,7 +7,7 @@ entry in the audit.
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any
@@ -121,7 +121,7 @@ def reprocess(
     """Make new results for images from their originals, on what uploads leave free; Ctrl-C stops between two images.
 
     Each image shows what it shows now until its new result is ready. Exit code 1 unless every image that was meant has
-    one on its way. With the `--made-before` that is printed, a repeat does the rest.
+    one on its way. What a stopped run prints does the rest.
     """
     if bool(image_ids) + how.everything + (wanted != StandingFilter()) != 1:
         raise typer.BadParameter("name images, or filter them, or say --all")
@@ -129,7 +129,7 @@ def reprocess(
     if as_json:
         typer.echo(json.dumps(_run_as_dict(run)))
     else:
-        _tell(run)
+        _tell(run, named=image_ids or [])
     raise typer.Exit(0 if run.all_on_their_way else EXIT_NOT_SO)
 
 
@@ -177,7 +177,7 @@ def _progress() -> Progress:
     )
 
 
-def _tell(run: Run) -> None:
+def _tell(run: Run, *, named: Sequence[UUID]) -> None:
     console = console_of_errors()
     would = "would be " if run.dry_run else ""
     for outcome, count in sorted(run.counts.items()):
@@ -187,7 +187,14 @@ def _tell(run: Run) -> None:
             console.print(f"{one.image_id}  {one.outcome.value}", highlight=False)
     if run.ending is not Ending.DONE:
         why = "stopped" if run.ending is Ending.STOPPED else "no place came free in time"
-        console.print(f"{why}; the rest: --made-before {run.made_before.isoformat()}", highlight=False)
+        console.print(f"{why}; the rest: {_rest(run, named)}", highlight=False)
+
+
+def _rest(run: Run, named: Sequence[UUID]) -> str:
+    """Return what a repeat is given: the images that are left, or the moment that leaves out what was made anew."""
+    done = {one.image_id for one in run.done}
+    left = " ".join(str(image_id) for image_id in named if image_id not in done)
+    return left or f"--made-before {run.made_before.isoformat()} in place of --all, or with the same filter"
 
 
 def _run_as_dict(run: Run) -> dict[str, Any]:
