@@ -16,8 +16,7 @@ from app.core.parts import Part
 #: Most bytes of one upload in memory: a full part, and how far the client is read ahead while the store takes one.
 HELD_BYTES_MAX = PART_BYTES + 1024 * 1024
 #: A call is given up when for this long the store has neither taken a byte of it nor answered any call of the process.
-#: A slow store that goes on working is not away, so no fixed deadline bounds a part; each call's own silence is
-#: bounded by the setting for calls to the store all the same.
+#: A slow store that goes on working is not away; the setting for calls to the store bounds each call all the same.
 STORE_STALL_S = 3.5
 #: Giving up a multipart upload may take this long before the reservation is dropped without it: the janitor aborts
 #: what is left under the row's prefix.
@@ -110,6 +109,7 @@ class StagingWriter:
     async def _finish(self) -> None:
         part = self.part
         if self.upload_id is None:
+            part.keep()
             await self.calls.run(lambda: self.store.put(self.key, part, media_type=STAGING_MEDIA_TYPE), part=part)
             return
         await self._send_part()

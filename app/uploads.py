@@ -1,8 +1,7 @@
 """One upload's life, without HTTP: bytes stream to staging, the reservation is kept alive, then it becomes a job.
 
 Invariant: an upload ends accepted, or with its reservation dropped and its multipart upload aborted; only when the
-outcome of a statement is unknown is nothing touched, and the row decides. While a part is on its way to the store the
-client is not read from.
+outcome of a statement is unknown is nothing touched, and the row decides.
 """
 
 import asyncio

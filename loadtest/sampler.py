@@ -172,7 +172,9 @@ class _KnownTrees:
 
     def at(self, now_s: float) -> dict[str, list[psutil.Process]]:
         roots_count = sum(map(len, self._config.roots.values()))
-        if now_s >= self._stale_from_s or roots_count != self._roots_count:
+        known = [process.pid for tree in self._trees.values() for process in tree]
+        stale = now_s >= self._stale_from_s or roots_count != self._roots_count
+        if stale or not all(map(psutil.pid_exists, known)):
             self._trees, self._roots_count = _trees(self._config), roots_count
             self._stale_from_s = now_s + TREES_PERIOD_S
         return self._trees

@@ -92,7 +92,6 @@ async def _work(settings: Settings, stop: asyncio.Event, *, work: Work) -> None:
         pipeline = (Pipeline if work is Work.STORE else _NoStore)(
             objects=objects,
             sandbox=_NoPixels(),
-            source_bytes_max=settings.upload_bytes_max,
             crasher=Crasher(settings.crash_point),
         )
         await consume(settings, stop, database=database, register=register, pipeline=pipeline, probe=objects.probe_work)

@@ -75,7 +75,6 @@ async def _worker(settings: Settings, stop: asyncio.Event) -> None:
         pipeline = Pipeline(
             objects=objects,
             sandbox=sandbox,
-            source_bytes_max=settings.upload_bytes_max,
             crasher=Crasher(settings.crash_point),
         )
         try:

@@ -1,4 +1,4 @@
-"""The work of one job, straight: fetch → transform → store. It says what came of it; `worker.consumer` settles it.
+"""The work of one job, straight: fetch → transform → store. It says what came of it; `worker.life` settles it.
 
 Keys and bytes are functions of the job, so a repeat writes equal bytes to the same keys. For the same reason nothing
 that a failed attempt stored is deleted here: a replay may be writing it anew. It goes when the job's time is over.
@@ -27,16 +27,15 @@ class SourceMissingError(Exception):
 class Pipeline:
     """Does the work of claimed jobs with one store and one sandbox."""
 
-    def __init__(self, *, objects: ObjectStore, sandbox: Sandbox, source_bytes_max: int, crasher: Crasher) -> None:
+    def __init__(self, *, objects: ObjectStore, sandbox: Sandbox, crasher: Crasher) -> None:
         self._objects = objects
         self._sandbox = sandbox
-        self._source_bytes_max = source_bytes_max
         self._crasher = crasher
 
     async def run(self, claim: Claim) -> Outcome:
         """Return what came of one attempt; raises only when cancelled."""
         try:
-            source = await self._fetch(claim)
+            source = await self._fetch_surely(claim)
             return await self._make(claim, source)
         except (SourceMissingError, ObjectMissingError, ObjectTooLargeError):
             return Rejected(FailureCode.SOURCE_MISSING)
@@ -49,8 +48,17 @@ class Pipeline:
             works = await self._objects.probe_work()
             return Retry("store_refused") if works else HandBack("store_away", server_away=True)
 
+    async def _fetch_surely(self, claim: Claim) -> bytes:
+        """Fetch, and look once more before the source is taken for gone: that is final, and it is then deleted."""
+        try:
+            return await self._fetch(claim)
+        except (SourceMissingError, ObjectMissingError, ObjectTooLargeError):
+            if not await self._objects.probe_work():
+                raise StoreUnavailableError("the store does not work") from None
+            return await self._fetch(claim)
+
     async def _fetch(self, claim: Claim) -> bytes:
-        source = await self._objects.get(_source_key(claim), bytes_max=self._source_bytes_max)
+        source = await self._objects.get(_source_key(claim), bytes_max=claim.source_bytes)
         # What was promised at accept is what must be worked on, whatever the store did meanwhile.
         if hashlib.sha256(source).hexdigest() != claim.source_sha256:
             raise SourceMissingError

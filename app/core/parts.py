@@ -1,7 +1,7 @@
 """A piece of an upload in memory that the store's client sends block by block, letting go of each block as it goes.
 
 Invariant: every byte is copied once, into its block, however small the pieces come; what was sent is held no longer,
-so a part is sent whole once, and anew only as long as nothing of it was taken.
+so a part is sent anew only as long as nothing of it was taken, or when it was kept for that.
 """
 
 import asyncio
@@ -22,6 +22,7 @@ class Part:
         self._blocks: deque[bytearray] = deque()
         self._size_bytes = 0
         self._let_go = asyncio.Event()
+        self._kept = False
         #: Bytes that are still in memory.
         self.held_bytes = 0
         #: When the store last took bytes; 0 when it has not yet.
@@ -42,6 +43,10 @@ class Part:
             self.held_bytes += len(taken)
             view = view[len(taken) :]
 
+    def keep(self) -> None:
+        """Hold every block until the end, so that the client may send all of it again."""
+        self._kept = True
+
     async def less_held(self) -> None:
         """Wait until the store has taken more of this part."""
         self._let_go.clear()
@@ -49,7 +54,10 @@ class Part:
 
     async def __aiter__(self) -> AsyncIterator[bytearray]:
         """Yield the blocks, each once."""
-        while self._blocks:
+        for block in list(self._blocks) if self._kept else ():
+            self.read_at_s = monotonic_s()
+            yield block
+        while self._blocks and not self._kept:
             yield self._take()
 
     def read(self, _size_bytes: int = -1, /) -> bytes:
@@ -57,12 +65,12 @@ class Part:
         return b"".join(self._take() for _ in range(len(self._blocks)))
 
     def seek(self, offset_bytes: int, /) -> int:
-        """Begin anew, for the client's second try; possible as long as the first one took nothing.
+        """Begin anew, for the client's second try; possible when nothing was let go of.
 
         Raises:
             io.UnsupportedOperation: part of it is gone.
         """
-        if offset_bytes or self.read_at_s:
+        if offset_bytes or (self.read_at_s and not self._kept):
             raise io.UnsupportedOperation("bytes that were sent are not held any more")
         return 0
 

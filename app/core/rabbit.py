@@ -31,6 +31,9 @@ RECONNECT_S_MIN = 0.5
 RECONNECT_S_MAX = 3.0
 #: To delete a queue that is lost the broker first waits 5 s for it.
 DELETE_QUEUE_S_MAX = 15.0
+#: A queue is taken for lost when it was said to be empty and unused at so many looks, so far apart.
+LOST_QUEUE_LOOKS = 4
+LOST_QUEUE_PAUSE_S = 1.0
 
 _T = TypeVar("_T")
 
@@ -183,18 +186,25 @@ class BrokerSession:
         """Delete our queues that hold nothing and that nobody consumes: the session ends, and the next one declares.
 
         RabbitMQ 3.10 can lose a quorum queue whose node is killed within half a second of the declaration: it goes on
-        to say that the queue is there and empty, and takes and gives no message ever after. Whoever takes an intact
-        queue for lost does no harm: it was empty.
+        to say that the queue is there and empty, and takes and gives no message ever after. A busy broker says the same
+        of an intact queue whose leader is late with its answer, so it must say so at every one of several looks. Should
+        an intact queue be deleted all the same, the janitor's census finds what was published.
 
         Raises:
             BrokerUnavailableError: the broker did not answer in time.
         """
-        for name in (jobs_queue(self._settings.prefix), dead_letter_queue(self._settings.prefix)):
-            queue = await self._within_timeout(self._channel.declare_queue(name, passive=True))
-            said = queue.declaration_result
-            if not said.message_count and not said.consumer_count:
-                await self._within_timeout(self._channel.queue_delete(name), timeout_s=DELETE_QUEUE_S_MAX)
-                self.closed.set()
+        lost = {jobs_queue(self._settings.prefix), dead_letter_queue(self._settings.prefix)}
+        for _ in range(LOST_QUEUE_LOOKS):
+            for name in sorted(lost):
+                queue = await self._within_timeout(self._channel.declare_queue(name, passive=True))
+                said = queue.declaration_result
+                if said.message_count or said.consumer_count:
+                    lost.discard(name)
+            if lost:
+                await asyncio.sleep(LOST_QUEUE_PAUSE_S)
+        for name in lost:
+            await self._within_timeout(self._channel.queue_delete(name), timeout_s=DELETE_QUEUE_S_MAX)
+            self.closed.set()
 
     async def publish(self, messages: Sequence[JobMessage]) -> list[bool]:
         """Publish persistent, mandatory messages; True where the broker confirmed one in time.

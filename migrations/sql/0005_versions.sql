@@ -303,18 +303,22 @@ BEGIN
     RETURN QUERY DELETE FROM spillway.messages m WHERE m.id = ANY (v_due) RETURNING m.id;
 END $$;
 
--- Erase an image, as before. A version that was made while the others were waited for is still there: ask again.
+-- Erase an image, as before, but all its rows are locked and all its keys are gone before the first of them takes share
+-- and gate: nothing is waited for after these. A version made while the others were waited for is seen by the loop.
 CREATE OR REPLACE FUNCTION spillway.erase_image(p_image uuid, p_owner text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
     v_job spillway.jobs;
     v_found boolean := false;
 BEGIN
+    PERFORM 1 FROM spillway.jobs WHERE image_id = p_image AND owner = p_owner ORDER BY id FOR UPDATE;
+    DELETE FROM spillway.idempotency_keys WHERE job_id IN (
+        SELECT id FROM spillway.jobs
+        WHERE image_id = p_image AND owner = p_owner AND state NOT IN ('uploading', 'dropped'));
     FOR v_job IN SELECT * FROM spillway.jobs
         WHERE image_id = p_image AND owner = p_owner AND state NOT IN ('uploading', 'dropped')
         ORDER BY id FOR UPDATE
     LOOP
         v_found := true;
-        DELETE FROM spillway.idempotency_keys WHERE job_id = v_job.id;
         UPDATE spillway.jobs SET erase_asked_at = coalesce(erase_asked_at, clock_timestamp()) WHERE id = v_job.id;
         IF v_job.state = 'queued' THEN
             PERFORM spillway.end_locked(v_job, 'cancelled', NULL, NULL);

@@ -213,5 +213,11 @@ async def test_no_pixels_are_spilled_into_files() -> None:
     open_files: list[list[str]] = []
     async with opened() as box:
         child = psutil.Process(*box.child_pids)
-        await box.transform(source, on_variant=lambda _: open_files.append(list(child.open_files())))
+
+        def look(_: object) -> None:
+            # What the kernel tells of the child itself it may be reading just now.
+            paths = [file.path for file in child.open_files()]
+            open_files.append([path for path in paths if not path.startswith("/proc/")])
+
+        await box.transform(source, on_variant=look)
     assert open_files == [[], [], []]

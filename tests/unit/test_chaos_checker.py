@@ -296,9 +296,15 @@ def test_every_promise_is_broken_above() -> None:
     assert {invariant for invariant, _ in BREAKS.values()} == set(PROMISES) == set(Invariant)
 
 
+def test_a_run_in_which_nothing_became_ready_shows_nothing() -> None:
+    came_to_nothing = judge(with_call(replace(CANCELLED, objects={}), call("cancel", READY)))
+    assert (came_to_nothing.violations, came_to_nothing.ready) == ((), 0)
+    assert not came_to_nothing.holds
+
+
 def test_a_wish_to_cancel_a_replay_and_a_second_copy_break_nothing() -> None:
     wished = with_call(replace(CANCELLED, objects={}), call("cancel", READY))
-    assert judge(wished).holds
+    assert not judge(wished).violations
     again = (
         replace(step(5.0, FAILED, "failed", "queued"), held_before=False, admitted_s=5.0, result_changed=True),
         step(6.0, FAILED, "queued", "processing", token=2),

@@ -98,7 +98,7 @@ def consumer_of(jobs: JobStore, objects: ObjectStore) -> Consumer:
             worker_id=uuid.uuid4(), params=params, lease_s=30.0, attempts_max=5, retry_base_s=1.0, retry_cap_s=60.0
         ),
         jobs=jobs,
-        pipeline=Pipeline(objects=objects, sandbox=sandbox, source_bytes_max=1, crasher=crasher),
+        pipeline=Pipeline(objects=objects, sandbox=sandbox, crasher=crasher),
         hands=hands,
         clock=monotonic_s,
         crasher=crasher,

@@ -51,5 +51,13 @@ async def test_a_part_is_sent_anew_only_while_nothing_of_it_was_taken() -> None:
         part.seek(0)
 
 
+async def test_a_part_that_is_kept_can_be_sent_again_whole() -> None:
+    part = filled(b"a" * BLOCK_BYTES, b"b")
+    part.keep()
+    first = await blocks_of(part)
+    assert part.seek(0) == 0
+    assert await blocks_of(part) == first == [b"a" * BLOCK_BYTES, b"b"]
+
+
 def test_an_empty_part_is_no_body() -> None:
     assert not Part()

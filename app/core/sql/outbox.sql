@@ -31,5 +31,8 @@ RETURNING j.id;
 UPDATE spillway.outbox
 SET lease_token = NULL,
     available_at = clock_timestamp() + make_interval(secs => least(:cap_s, :base_s * 2 ^ least(tries - 1, 10)))
-WHERE id = ANY (CAST(:ids AS bigint[])) AND lease_token = :lease_token
+WHERE id IN (
+    -- A row that somebody ends just now is not waited for: he holds the gate.
+    SELECT id FROM spillway.outbox WHERE id = ANY (CAST(:ids AS bigint[])) AND lease_token = :lease_token
+    ORDER BY id FOR UPDATE SKIP LOCKED)
 RETURNING id;
