@@ -7,19 +7,17 @@ in the audit. Works on a stack's database, or on the one that SPILLWAY_DATABASE_
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 from uuid import UUID
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from app.api.admin_schemas import AuditShown, DeadLetterShown, RegisteredShown
 from app.core.clock import monotonic_s
 from app.core.jobstore import JobStore, ReplayOutcome
-from app.core.postgres import Database, DatabaseUnavailableError, open_database, pool_settings
+from app.core.postgres import Database
 from app.core.processes import ProcessRegister
 from app.core.registry import (
     COMMAND_LINE,
@@ -33,10 +31,10 @@ from app.core.registry import (
 )
 from app.core.settings import Settings
 from contracts.jobs import JobState
-from stack.bulk import Ending, Waiting, stopped_by_signals
+from stack.bulk import Waiting, stopped_by_signals
+from stack.bulk_view import bar_on, rest_of, tell_counts, tell_ending
 from stack.cli_options import filtered, grouped
-from stack.cli_tokens import DataOption, JsonOption, settings_of
-from stack.errors import EnvironmentUnfitError
+from stack.cli_tokens import DataOption, JsonOption, lent_database, settings_of
 from stack.jobs_view import audit_table, console_of_errors, job_table, jobs_table, letters_table
 from stack.replaying import Replaying, Run, Stores
 
@@ -48,7 +46,6 @@ EXIT_NOT_SO = 1
 WAIT_S_DEFAULT = 60.0
 LIST_ROWS = 50
 
-_CONNECTIONS = 2
 _PAGE_ROWS = 1000
 
 LimitOption = Annotated[int, typer.Option("--limit", min=1, max=COUNT_ROWS_MAX, help="At most so many, newest first.")]
@@ -168,22 +165,6 @@ def dead_letters(*, limit: LettersOption = LIST_ROWS, data: DataOption = None, a
     console.print(letters_table(letters) if letters else "no dead letters", highlight=False)
 
 
-@asynccontextmanager
-async def lent_database(settings: Settings) -> AsyncIterator[Database]:
-    """Lend the database that the settings name.
-
-    Raises:
-        EnvironmentUnfitError: it does not answer.
-    """
-    database = await open_database(pool_settings(settings, role="cli", connections_max=_CONNECTIONS))
-    try:
-        yield database
-    except DatabaseUnavailableError as error:
-        raise EnvironmentUnfitError(f"The database cannot be reached: {error}. Is the stack up?") from error
-    finally:
-        await database.close()
-
-
 async def _failed(settings: Settings, wanted: FailedFilter, *, jobs_max: int) -> tuple[list[RegisteredJob], int]:
     """Return the newest failed jobs that fit, and how many fit in all."""
     async with lent_database(settings) as database:
@@ -215,16 +196,21 @@ async def _letters(settings: Settings, *, rows_max: int) -> list[DeadLetter]:
         return await Registry(database).dead_letters(rows_max=rows_max)
 
 
+def register_of(settings: Settings, database: Database) -> ProcessRegister:
+    """Return a register to read the snapshot from that the API's admission goes by."""
+    return ProcessRegister(database, role="api", report_interval_s=settings.process_seen_s)
+
+
 async def _replay(settings: Settings, job_ids: list[UUID], *, wanted: FailedFilter, how: How) -> Run:
     async with lent_database(settings) as database:
-        register = ProcessRegister(database, role="api", report_interval_s=settings.process_seen_s)
+        register = register_of(settings, database)
         stores = Stores(registry=Registry(database), jobs=JobStore(database), register=register)
         replaying = Replaying(settings, stores, clock=monotonic_s)
         stop = asyncio.Event()
         waiting = Waiting(wait_s=how.wait_s, stop=stop, clock=monotonic_s, rng=random.SystemRandom())
         run = await replaying.start(dry_run=how.dry_run, until=wanted.until)
         total = len(job_ids) or min(how.jobs_max, await stores.registry.count_failed(replace(wanted, until=run.until)))
-        with _progress() as progress, stopped_by_signals(stop):
+        with bar_on(console_of_errors()) as progress, stopped_by_signals(stop):
             bar = progress.add_task("jobs", total=total)
             fitting = replaying.fitting(wanted, jobs_max=how.jobs_max, run=run)
             jobs = replaying.named(job_ids, run=run) if job_ids else fitting
@@ -232,38 +218,16 @@ async def _replay(settings: Settings, job_ids: list[UUID], *, wanted: FailedFilt
         return run
 
 
-def _progress() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console_of_errors(),
-        transient=True,
-    )
-
-
 def _tell(run: Run, *, named: Sequence[UUID]) -> None:
     console = console_of_errors()
-    would = "would be " if run.dry_run else ""
-    for outcome, count in sorted(run.counts.items()):
-        console.print(f"{count:6}  {would}{outcome}", highlight=False)
+    tell_counts(console, run.counts, dry_run=run.dry_run)
     for job_id, outcome in run.outcomes:
         if outcome is not ReplayOutcome.QUEUED:
             console.print(f"{job_id}  {outcome.value}", highlight=False)
     for job_id in run.unknown:
         console.print(f"{job_id}  there is no such job", highlight=False)
-    if run.ending is not Ending.DONE:
-        why = "stopped" if run.ending is Ending.STOPPED else "no place came free in time"
-        console.print(f"{why}; the rest: {_rest(run, named)}", highlight=False)
-
-
-def _rest(run: Run, named: Sequence[UUID]) -> str:
-    """Return what a repeat is given: the jobs that are left, or the moment that leaves out what failed again."""
     done = {job_id for job_id, _ in run.outcomes}
-    return " ".join(str(job_id) for job_id in named if job_id not in done) or (
-        f"--until {run.until.isoformat()} in place of --all, or with the same filter"
-    )
+    tell_ending(console, run.ending, rest=rest_of(named, done, moment=f"--until {run.until.isoformat()}"))
 
 
 def _run_as_dict(run: Run) -> dict[str, Any]:

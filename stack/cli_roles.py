@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from app.core.settings import load_settings
+from app.core.settings import Settings, load_settings
 from stack.errors import EnvironmentUnfitError
 
 app = typer.Typer()
@@ -47,16 +47,21 @@ def migrate() -> None:
     _call("app.core.migrate", "migrate", lambda settings: settings.database_url.get_secret_value())
 
 
+def checked_settings() -> Settings:
+    """Return the settings of the environment, or end with exit code 2 and a message that names what is wrong."""
+    try:
+        return load_settings()
+    except ValueError as error:  # pydantic's, which names each variable that is out of its range
+        typer.echo(f"spillway: wrong settings (SPILLWAY_*): {error}", err=True)
+        raise typer.Exit(EXIT_WRONG_USE) from None
+
+
 def _run(module: str, function: str) -> None:
     raise typer.Exit(_call(module, function, lambda settings: settings) or 0)
 
 
 def _call(module: str, function: str, argument: Callable[[Any], object]) -> Any:
-    try:
-        settings = load_settings()
-    except ValueError as error:  # pydantic's, which names each variable that is out of its range
-        typer.echo(f"spillway: wrong settings (SPILLWAY_*): {error}", err=True)
-        raise typer.Exit(EXIT_WRONG_USE) from None
+    settings = checked_settings()
     try:
         return getattr(import_module(module), function)(argument(settings))
     except OSError as error:

@@ -14,9 +14,10 @@ from uuid import UUID
 
 import typer
 
-from app.core.postgres import DatabaseUnavailableError, open_database, pool_settings
-from app.core.settings import Settings, load_settings
+from app.core.postgres import Database, DatabaseUnavailableError, open_database, pool_settings
+from app.core.settings import Settings
 from app.core.tokens import Scope, TokenEntry, TokenStore
+from stack.cli_roles import checked_settings
 from stack.errors import EnvironmentUnfitError
 from stack.state import StateFile
 
@@ -26,8 +27,6 @@ app.add_typer(token, name="token")
 
 DATA_DEFAULT = Path("data")
 DATABASE_VARIABLE = "SPILLWAY_DATABASE_URL"
-
-EXIT_WRONG_USE = 2
 
 _CONNECTIONS = 2
 
@@ -92,18 +91,19 @@ def settings_of(data: Path | None) -> Settings:
                 f"There is no stack in {data or DATA_DEFAULT}: `spillway up` first, or set {DATABASE_VARIABLE}."
             )
         environment.update(state.env)
-    try:
-        return load_settings()
-    except ValueError as error:  # pydantic's, which names each variable that is out of its range
-        typer.echo(f"spillway: wrong settings (SPILLWAY_*): {error}", err=True)
-        raise typer.Exit(EXIT_WRONG_USE) from None
+    return checked_settings()
 
 
 @asynccontextmanager
-async def _store(settings: Settings) -> AsyncIterator[TokenStore]:
+async def lent_database(settings: Settings) -> AsyncIterator[Database]:
+    """Lend the database that the settings name.
+
+    Raises:
+        EnvironmentUnfitError: it does not answer.
+    """
     database = await open_database(pool_settings(settings, role="cli", connections_max=_CONNECTIONS))
     try:
-        yield TokenStore(database)
+        yield database
     except DatabaseUnavailableError as error:
         raise EnvironmentUnfitError(f"The database cannot be reached: {error}. Is the stack up?") from error
     finally:
@@ -111,18 +111,18 @@ async def _store(settings: Settings) -> AsyncIterator[TokenStore]:
 
 
 async def _create(settings: Settings, owner: str, scopes: Iterable[Scope]) -> tuple[UUID, str]:
-    async with _store(settings) as store:
-        return await store.create(owner=owner, scopes=scopes)
+    async with lent_database(settings) as database:
+        return await TokenStore(database).create(owner=owner, scopes=scopes)
 
 
 async def _entries(settings: Settings) -> list[TokenEntry]:
-    async with _store(settings) as store:
-        return await store.entries()
+    async with lent_database(settings) as database:
+        return await TokenStore(database).entries()
 
 
 async def _revoke(settings: Settings, token_id: UUID) -> bool:
-    async with _store(settings) as store:
-        return await store.revoke(token_id)
+    async with lent_database(settings) as database:
+        return await TokenStore(database).revoke(token_id)
 
 
 def _as_dict(entry: TokenEntry) -> dict[str, str | list[str] | None]:

@@ -14,21 +14,19 @@ from typing import Annotated, Any
 from uuid import UUID
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 from app.core.clock import monotonic_s
-from app.core.postgres import Database
-from app.core.processes import ProcessRegister
 from app.core.registry import COUNT_ROWS_MAX, Registry
 from app.core.settings import Settings
 from app.core.versions import ParkedJob, StandingFilter, Versions
 from contracts.messages import PIPELINE_VERSION
-from stack.bulk import Ending, Waiting, stopped_by_signals
-from stack.cli_jobs import EXIT_NOT_SO, WAIT_S_DEFAULT, app, jobs_app, lent_database
+from stack.bulk import Waiting, stopped_by_signals
+from stack.bulk_view import bar_on, rest_of, tell_counts, tell_ending
+from stack.cli_jobs import EXIT_NOT_SO, WAIT_S_DEFAULT, app, jobs_app, register_of
 from stack.cli_options import grouped, moment_of
-from stack.cli_tokens import DataOption, JsonOption, settings_of
+from stack.cli_tokens import DataOption, JsonOption, lent_database, settings_of
 from stack.jobs_view import console_of_errors, moment
 from stack.reprocessing import ON_ITS_WAY, Reprocessing, Run, Stores
 
@@ -135,14 +133,14 @@ def reprocess(
 
 async def _parked(settings: Settings, *, rows_max: int) -> tuple[list[ParkedJob], int]:
     async with lent_database(settings) as database:
-        register, versions = _register(settings, database), Versions(database)
+        register, versions = register_of(settings, database), Versions(database)
         return await versions.parked(seen_s=register.seen_s, rows_max=rows_max), await versions.count_parked()
 
 
 async def _reprocess(settings: Settings, image_ids: list[UUID], *, wanted: StandingFilter, how: How) -> Run:
     async with lent_database(settings) as database:
         stores = Stores(
-            versions=Versions(database), registry=Registry(database), register=_register(settings, database)
+            versions=Versions(database), registry=Registry(database), register=register_of(settings, database)
         )
         reprocessing = Reprocessing(settings, stores, clock=monotonic_s)
         stop = asyncio.Event()
@@ -151,7 +149,7 @@ async def _reprocess(settings: Settings, image_ids: list[UUID], *, wanted: Stand
             dry_run=how.dry_run, pipeline_version=how.pipeline_version, made_before=wanted.made_before
         )
         images = _each(image_ids) if image_ids else reprocessing.fitting(wanted, images_max=how.images_max, run=run)
-        with _progress() as progress, stopped_by_signals(stop):
+        with bar_on(console_of_errors()) as progress, stopped_by_signals(stop):
             bar = progress.add_task("images", total=len(image_ids) or None)
             await reprocessing.go(run, images, waiting=waiting, on_image=lambda: progress.advance(bar))
         return run
@@ -162,39 +160,14 @@ async def _each(image_ids: Iterable[UUID]) -> AsyncIterator[UUID]:
         yield image_id
 
 
-def _register(settings: Settings, database: Database) -> ProcessRegister:
-    return ProcessRegister(database, role="api", report_interval_s=settings.process_seen_s)
-
-
-def _progress() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console_of_errors(),
-        transient=True,
-    )
-
-
 def _tell(run: Run, *, named: Sequence[UUID]) -> None:
     console = console_of_errors()
-    would = "would be " if run.dry_run else ""
-    for outcome, count in sorted(run.counts.items()):
-        console.print(f"{count:6}  {would}{outcome}", highlight=False)
+    tell_counts(console, run.counts, dry_run=run.dry_run)
     for one in run.done:
         if one.outcome not in ON_ITS_WAY:
             console.print(f"{one.image_id}  {one.outcome.value}", highlight=False)
-    if run.ending is not Ending.DONE:
-        why = "stopped" if run.ending is Ending.STOPPED else "no place came free in time"
-        console.print(f"{why}; the rest: {_rest(run, named)}", highlight=False)
-
-
-def _rest(run: Run, named: Sequence[UUID]) -> str:
-    """Return what a repeat is given: the images that are left, or the moment that leaves out what was made anew."""
     done = {one.image_id for one in run.done}
-    left = " ".join(str(image_id) for image_id in named if image_id not in done)
-    return left or f"--made-before {run.made_before.isoformat()} in place of --all, or with the same filter"
+    tell_ending(console, run.ending, rest=rest_of(named, done, moment=f"--made-before {run.made_before.isoformat()}"))
 
 
 def _run_as_dict(run: Run) -> dict[str, Any]:
