@@ -100,7 +100,7 @@ class Consumer:
     async def _servers_answer(self, stop: asyncio.Event, probe: Callable[[], Awaitable[bool]]) -> bool:
         """Wait until database and store answer; then give back the claims whose answers were lost."""
         while not stop.is_set():
-            if await probe() and await self._hand_back_unheld():
+            if await _answers(probe, stop) and await self._hand_back_unheld():
                 self._server_away.clear()
                 return True
             await wait_or_stop(stop, PROBE_PAUSE_S)
@@ -176,6 +176,17 @@ class Consumer:
     def _forget_deliveries(self) -> None:
         while not self._deliveries.empty():
             self._deliveries.get_nowait()
+
+
+async def _answers(probe: Callable[[], Awaitable[bool]], stop: asyncio.Event) -> bool:
+    """Return what the probe says, or False at once when told to stop: a slow server has long to answer it."""
+    asking, stopping = asyncio.ensure_future(probe()), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({asking, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        return asking.done() and asking.result()
+    finally:
+        asking.cancel()
+        stopping.cancel()
 
 
 async def _stop_consuming(session: BrokerSession) -> None:

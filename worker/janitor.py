@@ -45,8 +45,6 @@ RESCUE_EVENTS = {
 #: One thing that a sweep does; it may be repeated after a failure, and by any number of janitors at once.
 Step = Callable[[], Awaitable[None]]
 
-UNFINISHED_SHOWN = (JobState.UPLOADING, JobState.QUEUED, JobState.PROCESSING, JobState.CANCELLING)
-
 #: A snapshot held longer than this is told in the log: no dead row can go while it lasts.
 OLD_SNAPSHOT_S = 300.0
 
@@ -109,19 +107,22 @@ class Janitor:
     async def refresh_gauges(self) -> None:
         """Set the gauges from the database, for a scrape; keeps the old values when it does not answer."""
         with contextlib.suppress(DatabaseUnavailableError):
-            jobs = await self._backlog.jobs_by_state()
-            ages = await self._backlog.ages()
-            snapshot = await self._register.snapshot()
-            for state in UNFINISHED_SHOWN:
-                JOBS.labels(state.value).set(jobs.get(state, 0))
-            OLDEST_UNSTARTED.set(ages.unstarted_s)
-            OLDEST_UNPUBLISHED.set(ages.unpublished_s)
-            OLDEST_SNAPSHOT.set(ages.snapshot_s)
-            if ages.snapshot_s > OLD_SNAPSHOT_S:
-                log.warning("database.old_snapshot", age_s=round(ages.snapshot_s))
-            PLACES.set(snapshot.jobs_held)
-            STAGING.set(snapshot.staging_bytes)
-            CAPACITY.set(snapshot.jobs_per_s)
+            seen = await self._backlog.gauges()
+            for state, jobs in (
+                (JobState.UPLOADING, seen.uploading),
+                (JobState.QUEUED, seen.queued),
+                (JobState.PROCESSING, seen.processing),
+                (JobState.CANCELLING, seen.cancelling),
+            ):
+                JOBS.labels(state.value).set(jobs)
+            PLACES.set(seen.jobs_held)
+            STAGING.set(seen.staging_bytes)
+            CAPACITY.set(seen.jobs_per_s)
+            OLDEST_UNSTARTED.set(seen.unstarted_s)
+            OLDEST_UNPUBLISHED.set(seen.unpublished_s)
+            OLDEST_SNAPSHOT.set(seen.snapshot_s)
+            if seen.snapshot_s > OLD_SNAPSHOT_S:
+                log.warning("database.old_snapshot", age_s=round(seen.snapshot_s))
 
     async def _watch_database(self, stop: asyncio.Event) -> None:
         """Ask the database all the time, on which patience is based: a sweep that waits for the store is no silence."""

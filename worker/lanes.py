@@ -1,7 +1,7 @@
 """Who may run beside whom: a job with a death behind it runs alone, so that the next death convicts it only.
 
-Invariant: while one runs alone nobody else of this process holds a claim, not even to wait for it: a claim that stands
-when the process dies counts a death. So whoever wants to claim enters first.
+Invariant: while one runs alone nobody else of this process holds a claim, and nobody holds one to wait for anything: a
+claim that stands when the process dies counts a death. So whoever wants to claim enters first.
 """
 
 import asyncio
@@ -9,20 +9,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 
-class Lane:
-    """One job's right to run, beside others until it asks to be alone."""
-
-    def __init__(self, lanes: "Lanes") -> None:
-        self._lanes = lanes
-        self.alone = False
-
-    async def be_alone(self) -> bool:
-        """Wait until all others have left, while nobody else enters; False when another one is first in that."""
-        return await self._lanes.clear_for(self)
-
-
 class Lanes:
-    """A side that many share, and on which one may ask to be alone."""
+    """A road that many share, and that one may have to itself."""
 
     def __init__(self) -> None:
         self._changed = asyncio.Condition()
@@ -30,29 +18,35 @@ class Lanes:
         self._reserved = False
 
     @asynccontextmanager
-    async def enter(self) -> AsyncIterator[Lane]:
-        """Wait for the right to run, hold it for the block."""
-        lane = Lane(self)
+    async def enter(self) -> AsyncIterator[None]:
+        """Wait for the right to run beside others, hold it for the block."""
         async with self._changed:
             await self._changed.wait_for(lambda: not self._reserved)
             self._running += 1
         try:
-            yield lane
+            yield
         finally:
-            await asyncio.shield(self._leave(lane))
+            await asyncio.shield(self._leave())
 
-    async def clear_for(self, lane: Lane) -> bool:
-        """Keep newcomers out and wait until only this one is left; False when another one does so already."""
+    @asynccontextmanager
+    async def enter_alone(self) -> AsyncIterator[None]:
+        """Wait, while no newcomer enters, until all others have left; have the road alone for the block."""
         async with self._changed:
-            if self._reserved:
-                return False
-            self._reserved = lane.alone = True
-            await self._changed.wait_for(lambda: self._running == 1)
-            return True
+            await self._changed.wait_for(lambda: not self._reserved)
+            self._reserved = True
+        try:
+            async with self._changed:
+                await self._changed.wait_for(lambda: self._running == 0)
+            yield
+        finally:
+            await asyncio.shield(self._reopen())
 
-    async def _leave(self, lane: Lane) -> None:
+    async def _leave(self) -> None:
         async with self._changed:
             self._running -= 1
-            if lane.alone:
-                self._reserved = False
+            self._changed.notify_all()
+
+    async def _reopen(self) -> None:
+        async with self._changed:
+            self._reserved = False
             self._changed.notify_all()

@@ -20,7 +20,7 @@ from contracts.jobs import JobState
 from contracts.messages import PIPELINE_VERSION, JobMessage
 from worker.backoff import backoff_s
 from worker.hands import Hands, Held
-from worker.lanes import Lane, Lanes
+from worker.lanes import Lanes
 from worker.outcome import Done, HandBack, Lost, Outcome, Rejected, Retry
 from worker.pipeline import Pipeline
 
@@ -111,14 +111,19 @@ class Life:
             log.error("message.unreadable", body_bytes=delivery.body_bytes)
             await delivery.reject()
             return None
-        async with self._lanes.enter() as lane:
-            if not delivery.live:
-                return None  # its session ended while it waited: the broker delivers it again
-            claim = await self._claim(delivery.message.job_id)
+        message = delivery.message
+        async with self._lanes.enter():
+            claim = await self._claim(delivery, message.job_id, alone=False)
             if claim is not None:
-                return await self._carry(claim, delivery, lane=lane)
-        await self._park_or_pass(delivery.message)
-        await delivery.ack()
+                return await self._carry(claim, delivery)
+        if await self._jobs.is_suspect(message.job_id, pipeline_versions=self.pipeline_versions):
+            async with self._lanes.enter_alone():
+                claim = await self._claim(delivery, message.job_id, alone=True)
+                if claim is not None:
+                    return await self._carry(claim, delivery)
+        if delivery.live:
+            await self._park_or_pass(message)
+            await delivery.ack()
         return None
 
     async def _park_or_pass(self, message: JobMessage) -> None:
@@ -133,7 +138,9 @@ class Life:
         PARKED.inc()
         log.warning("job.parked", job_id=str(message.job_id), pipeline_version=parked, serves=self.pipeline_versions)
 
-    async def _claim(self, job_id: UUID) -> Claim | None:
+    async def _claim(self, delivery: Delivery, job_id: UUID, *, alone: bool) -> Claim | None:
+        if not delivery.live:
+            return None  # its session ended while it waited: the broker delivers it again
         with self._hands.claiming(job_id):
             claim = await self._jobs.claim(
                 job_id,
@@ -141,19 +148,17 @@ class Life:
                 lease_s=self._settings.lease_s,
                 params=self._settings.params,
                 pipeline_versions=self.pipeline_versions,
+                alone=alone,
             )
         if claim is not None:
             log.debug("job.claimed", job_id=str(job_id), claim_token=claim.claim_token)
             self._crasher.reach("worker.claimed")
         return claim
 
-    async def _carry(self, claim: Claim, delivery: Delivery, *, lane: Lane) -> Outcome | AttemptCost:
+    async def _carry(self, claim: Claim, delivery: Delivery) -> Outcome | AttemptCost:
         started_s = self._clock()
         with self._hands.hold(claim) as held:
-            if claim.deaths and not await lane.be_alone():
-                outcome: Outcome = HandBack("not_alone")
-            else:
-                outcome = await self._attempt(held)
+            outcome = await self._attempt(held)
             state = await self._settle_until_answered(claim, outcome)
         self._crasher.reach("worker.settled")
         wall_s = self._clock() - started_s

@@ -10,7 +10,13 @@ from collections.abc import Callable
 
 from app.core.crashpoints import Crasher
 from app.core.jobstore import Claim, StoredVariant
-from app.core.objects import ObjectMissingError, ObjectStore, ObjectTooLargeError, StoreUnavailableError
+from app.core.objects import (
+    ObjectMissingError,
+    ObjectStore,
+    ObjectTooLargeError,
+    StoreSilentError,
+    StoreUnavailableError,
+)
 from contracts.errors import FailureCode
 from contracts.images import MEDIA_TYPES, VARIANT_MEDIA_TYPES, VariantName, pipeline_digest
 from contracts.keys import original_key, staging_key, variant_key
@@ -18,6 +24,9 @@ from worker.child_handle import ChildDied
 from worker.outcome import Done, HandBack, Outcome, Rejected, Retry
 from worker.sandbox import Sandbox
 from worker.variants import ImageRejected, Variant
+
+#: A store that gives no answer to one job but works for a probe is taken for one that has just come back, so often.
+HAND_BACKS_MAX = 20
 
 
 class SourceMissingError(Exception):
@@ -43,10 +52,16 @@ class Pipeline:
             return Retry(rejection.code) if rejection.retryable else Rejected(rejection.code)
         except ChildDied:
             return Retry("child_died")
-        except StoreUnavailableError:
-            # A store that does the same for a probe failed this job only; else it is away for everybody.
-            works = await self._objects.probe_work()
-            return Retry("store_refused") if works else HandBack("store_away", server_away=True)
+        except StoreUnavailableError as error:
+            return await self._why_not_stored(claim, error)
+
+    async def _why_not_stored(self, claim: Claim, error: StoreUnavailableError) -> Outcome:
+        """Blame the job only for what is its own: a store that does the same for a probe is away for everybody."""
+        if not await self._objects.probe_work():
+            return HandBack("store_away", server_away=True)
+        if isinstance(error, StoreSilentError) and claim.hand_backs < HAND_BACKS_MAX:
+            return HandBack("store_was_away")  # a cut or a restart that was over before the probe looked
+        return Retry("store_refused")
 
     async def _fetch_surely(self, claim: Claim) -> bytes:
         """Fetch, and look once more before the source is taken for gone: that is final, and it is then deleted."""

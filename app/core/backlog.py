@@ -31,10 +31,21 @@ class Census:
     overtaken: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Ages:
-    """Seconds, 0 if none: the oldest job that no worker has started, due announcement, and snapshot of a client."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gauges:
+    """What a scrape shows: unfinished jobs by state, the admission books, capacity, ages.
 
+    Ages are seconds, 0 if there is none: of the oldest job that no worker has started, of the oldest due announcement,
+    and of the oldest snapshot of a client.
+    """
+
+    uploading: int
+    queued: int
+    processing: int
+    cancelling: int
+    jobs_held: int
+    staging_bytes: int
+    jobs_per_s: float
     unstarted_s: float
     unpublished_s: float
     snapshot_s: float
@@ -106,11 +117,13 @@ class Backlog:
         )
         return int(seen)
 
-    async def jobs_by_state(self) -> dict[JobState, int]:
-        """Count unfinished jobs by state."""
-        return {JobState(row["state"]): row["jobs"] for row in await self._db.many(self._sql.backlog)}
+    async def gauges(self) -> Gauges:
+        """Return what a scrape shows.
 
-    async def ages(self) -> Ages:
-        """Return how long the oldest waiting things have waited."""
-        row = await self._db.one(self._sql.oldest)
-        return Ages(0.0, 0.0, 0.0) if row is None else Ages(*row)
+        Raises:
+            LookupError: the gate's row is missing.
+        """
+        row = await self._db.one(self._sql.gauges)
+        if row is None:
+            raise LookupError("the gate row is missing: run the migrations")
+        return Gauges(**dict(row))

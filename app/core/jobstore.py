@@ -144,6 +144,11 @@ class Claim:
     pipeline_version: int
     reads_original: bool  #: its source is the image's published original, not a file in staging
 
+    @property
+    def hand_backs(self) -> int:
+        """How many earlier claims spent no attempt and were no death; those before a replay all count."""
+        return self.claim_token - 1 - self.attempts_spent - self.deaths
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredVariant:
@@ -262,10 +267,12 @@ class JobStore:
         lease_s: float,
         params: TransformParams,
         pipeline_versions: Sequence[int] = (PIPELINE_VERSION,),
+        alone: bool = True,
     ) -> Claim | None:
         """Take a queued, due job of a version that is served; None when there is nothing to do.
 
-        The row decides when it runs again, or `park` does when its version is another one.
+        The row decides when it runs again, or `park` does when its version is another one. Whoever holds other claims
+        of the same process beside it is not `alone`, and does not get a job that a worker has died of.
         """
         row = await self._db.one(
             self._sql.claim,
@@ -274,8 +281,14 @@ class JobStore:
             lease_s=lease_s,
             transform_params=json.dumps(_fields_of(params)),
             pipeline_versions=list(pipeline_versions),
+            alone=alone,
         )
         return None if row is None else _claim_of(row)
+
+    async def is_suspect(self, job_id: UUID, *, pipeline_versions: Sequence[int]) -> bool:
+        """Return whether a worker has died of a job that could be claimed."""
+        versions = list(pipeline_versions)
+        return bool(await self._db.value(self._sql.is_suspect, job_id=job_id, pipeline_versions=versions))
 
     async def park(self, job_id: UUID, *, pipeline_versions: Sequence[int]) -> int | None:
         """Park a queued job of none of these versions until a worker serves it; returns its version, or None."""

@@ -42,6 +42,10 @@ class StoreUnavailableError(Exception):
     """The object store did not answer in time, refused, or has no room. The outcome of a write is unknown."""
 
 
+class StoreSilentError(StoreUnavailableError):
+    """The object store gave no answer at all: its line was cut, or its time ran out."""
+
+
 class ObjectMissingError(Exception):
     """There is no object under this key."""
 
@@ -154,12 +158,14 @@ class ObjectStore(Lister):
         """Return whether the store takes an object and gives it back: one that starts or is full may only answer."""
         bucket = self._settings.bucket
         try:
-            async with asyncio.timeout(PROBE_TIMEOUT_S), self._call():
+            # As long as for any call of the work: a store that is slow but works is not away.
+            async with self._call():
                 await self._health.put_object(Bucket=bucket, Key=PROBE_KEY, Body=PROBE_BODY)
+            async with self._call():
                 answer = await self._health.get_object(Bucket=bucket, Key=PROBE_KEY)
                 async with answer["Body"] as stream:
                     return bool(await stream.read() == PROBE_BODY)
-        except (StoreUnavailableError, ObjectMissingError, TimeoutError, ClientError):
+        except (StoreUnavailableError, ObjectMissingError, ClientError):
             return False
 
     async def put(self, key: str, body: bytes | Part, *, media_type: str) -> None:
@@ -343,7 +349,7 @@ class ObjectStore(Lister):
             # Also what only an operator can mend: a wrong key, a missing bucket. To a client it is our outage.
             raise StoreUnavailableError(f"the store refused: {_code(error)}") from error
         except (BotoCoreError, HTTPClientError, aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise StoreUnavailableError("the store did not answer") from error
+            raise StoreSilentError("the store did not answer") from error
 
 
 def _range(start: int, length_bytes: int | None) -> str:

@@ -17,6 +17,7 @@ class Link:
         self._server_port = port
         self.delay_s = 0.0  #: before each piece of bytes, either way
         self.mute = False  #: what the server says is thrown away; what it is told arrives
+        self.cut_at = b""  #: a connection on which this is asked for is cut
         self._serving: set[asyncio.Task[None]] = set()
 
     def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -51,6 +52,8 @@ class Link:
         with suppress(OSError):
             while data := await reader.read(_READ_BYTES):
                 await asyncio.sleep(self.delay_s)
+                if not answers and self.cut_at and self.cut_at in data:
+                    return
                 if not (answers and self.mute):
                     writer.write(data)
                     await writer.drain()

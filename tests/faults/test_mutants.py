@@ -157,8 +157,8 @@ FROM (""",
             sources=(
                 Patch(
                     place="worker/pipeline.py",
-                    words='return Retry("store_refused") if works else HandBack("store_away", server_away=True)',
-                    by='return Retry("store_refused" if works else "store_away")',
+                    words='return HandBack("store_away", server_away=True)',
+                    by='return Retry("store_away")',
                 ),
             )
         ),

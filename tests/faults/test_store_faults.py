@@ -7,7 +7,9 @@ from dataclasses import replace
 from urllib.parse import urlsplit
 
 import aio_pika
+import pytest
 
+from app.core.objects import PROBE_TIMEOUT_S
 from contracts.messages import jobs_queue
 from stack.children import ChildSpec
 from stack.s3 import S3
@@ -21,6 +23,7 @@ from tests.faults.prompt import (
     wait_component,
 )
 from tests.line import Line, until
+from worker.pipeline import HAND_BACKS_MAX
 
 SILENT_SOON = {"SPILLWAY_S3_TIMEOUT_S": "2"}
 
@@ -143,3 +146,39 @@ async def test_a_store_whose_answers_are_lost_is_a_prompt_refusal_and_leaves_no_
         await wait_accepting(line)
         await line.wait_ready([*line.sources])
         await line.assert_nothing_left_behind()
+
+
+@pytest.mark.parametrize(("claims_before", "spends"), [(0, False), (HAND_BACKS_MAX, True)])
+async def test_cuts_that_a_probe_does_not_meet_spend_an_attempt_only_when_they_go_on_and_on(
+    line: Line, claims_before: int, *, spends: bool
+) -> None:
+    parts = urlsplit(line.env["SPILLWAY_S3_ENDPOINT_URL"])
+    assert parts.port is not None
+    async with link_to(parts.port) as (link, port):
+        await line.start("api")
+        (job_id,) = await line.accepted([1])
+        await line.raw.execute("UPDATE spillway.jobs SET claim_token = $1", claims_before)
+        link.cut_at = b"/thumb"
+        through = {"SPILLWAY_S3_ENDPOINT_URL": f"http://127.0.0.1:{port}", "SPILLWAY_RETRY_BASE_S": "0.1"}
+        await line.start("relay", "worker", "janitor", **through)
+
+        async def claimed_again() -> bool:
+            (row,) = await line.rows()
+            return bool(row["claim_token"] >= claims_before + 2)
+
+        await until(claimed_again, what="the job has come back from its first attempt")
+        link.cut_at = b""
+        await line.wait_ready([job_id])
+        (row,) = await line.rows()
+        assert bool(row["attempts_spent"]) is spends
+
+
+async def test_a_store_slower_than_a_health_probe_allows_is_still_worked_with(line: Line) -> None:
+    parts = urlsplit(line.env["SPILLWAY_S3_ENDPOINT_URL"])
+    assert parts.port is not None
+    async with link_to(parts.port) as (link, port):
+        await line.start("api")
+        (job_id,) = await line.accepted([1])
+        link.delay_s = PROBE_TIMEOUT_S / 2  # there and back, for a write and a read: at least twice what a probe has
+        await line.start("relay", "worker", SPILLWAY_S3_ENDPOINT_URL=f"http://127.0.0.1:{port}")
+        await line.wait_ready([job_id])

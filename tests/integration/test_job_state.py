@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import uuid
+from functools import partial
 
 import asyncpg
 import pytest
@@ -13,6 +14,7 @@ from contracts.errors import FailureCode
 from contracts.images import TransformParams
 from contracts.jobs import TRANSITIONS, JobState
 from contracts.limits import DEATHS_MAX
+from contracts.messages import PIPELINE_VERSION
 from tests.books import DAY_S, NO_BOUNDS, OWNER, SOURCE, VARIANTS, Books
 
 
@@ -239,6 +241,21 @@ async def test_expired_leases_are_rescued_until_the_third_death_convicts(books: 
         assert rescued.state is expected
     row = await books.row(job_id)
     assert (row["error_code"], row["attempts_spent"], row["deaths"]) == ("worker_lost", 0, DEATHS_MAX)
+
+
+async def test_a_job_that_a_worker_died_of_is_only_for_one_that_does_nothing_beside_it(books: Books) -> None:
+    """Whoever waits to be alone waits without a claim: a death meanwhile would count for the job that waits."""
+    claim = await books.claimed(lease_s=0.0)
+    versions = [PIPELINE_VERSION]
+    assert not await books.jobs.is_suspect(claim.job_id, pipeline_versions=versions)  # it is in work
+    await books.backlog.rescue()
+    assert await books.jobs.is_suspect(claim.job_id, pipeline_versions=versions)
+    claimed = partial(books.jobs.claim, claim.job_id, worker_id=uuid.uuid4(), lease_s=30.0, params=TransformParams())
+    assert await claimed(alone=False) is None
+    assert (await books.row(claim.job_id))["state"] == "queued"
+    again = await claimed(alone=True)
+    assert again is not None
+    assert (again.deaths, again.hand_backs) == (1, 0)
 
 
 async def test_a_live_lease_is_never_rescued(books: Books) -> None:

@@ -3,29 +3,22 @@
 import asyncio
 
 from tests.polling import eventually
-from worker.lanes import Lane, Lanes
+from worker.lanes import Lanes
 
 
 class Runner:
     """One slot's way through the lanes, step by step."""
 
-    def __init__(self, lanes: Lanes, *, wants_alone: bool = False) -> None:
-        self._lanes = lanes
-        self._wants_alone = wants_alone
+    def __init__(self, lanes: Lanes, *, alone: bool = False) -> None:
+        self._lane = lanes.enter_alone() if alone else lanes.enter()
         self.entered = False
-        self.was_alone: bool | None = None
         self.may_leave = asyncio.Event()
         self.running = asyncio.ensure_future(self._run())
 
     async def _run(self) -> None:
-        async with self._lanes.enter() as lane:
+        async with self._lane:
             self.entered = True
-            await self._stay(lane)
-
-    async def _stay(self, lane: Lane) -> None:
-        if self._wants_alone:
-            self.was_alone = await lane.be_alone()
-        await self.may_leave.wait()
+            await self.may_leave.wait()
 
     async def leave(self) -> None:
         self.may_leave.set()
@@ -38,17 +31,17 @@ async def turns(count: int = 20) -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_job_waits_to_be_alone_and_newcomers_wait_before_they_claim() -> None:
+async def test_one_waits_to_be_alone_and_newcomers_wait_before_they_claim() -> None:
     lanes = Lanes()
     neighbour = Runner(lanes)
     await eventually(lambda: neighbour.entered)
-    suspect = Runner(lanes, wants_alone=True)
-    await eventually(lambda: suspect.entered)
+    suspect = Runner(lanes, alone=True)
+    await turns()
     newcomer = Runner(lanes)
     await turns()
-    assert (suspect.was_alone, newcomer.entered) == (None, False)
+    assert (suspect.entered, newcomer.entered) == (False, False)
     await neighbour.leave()
-    await eventually(lambda: suspect.was_alone is True)
+    await eventually(lambda: suspect.entered)
     await turns()
     assert not newcomer.entered
     await suspect.leave()
@@ -56,28 +49,23 @@ async def test_a_job_waits_to_be_alone_and_newcomers_wait_before_they_claim() ->
     await newcomer.leave()
 
 
-async def test_of_two_that_want_to_be_alone_the_second_gives_way() -> None:
+async def test_two_that_want_to_be_alone_take_turns() -> None:
     lanes = Lanes()
-    neighbour = Runner(lanes)
-    await eventually(lambda: neighbour.entered)
-    # Both claimed before either knew.
-    async with lanes.enter() as first, lanes.enter() as second:
-        waiting = asyncio.ensure_future(first.be_alone())
-        await turns()
-        assert not await second.be_alone()
-        assert not waiting.done()
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
-    newcomer = Runner(lanes)
-    await eventually(lambda: newcomer.entered)
-    await neighbour.leave()
-    await newcomer.leave()
+    suspects = [Runner(lanes, alone=True) for _ in range(2)]
+    await eventually(lambda: any(suspect.entered for suspect in suspects))
+    await turns()
+    assert [suspect.entered for suspect in suspects] == [True, False]
+    await suspects[0].leave()
+    await eventually(lambda: suspects[1].entered)
+    await suspects[1].leave()
 
 
 async def test_one_that_is_cancelled_while_it_waits_to_be_alone_holds_nobody_back() -> None:
     lanes = Lanes()
-    neighbour, suspect = Runner(lanes), Runner(lanes, wants_alone=True)
-    await eventually(lambda: neighbour.entered and suspect.entered)
+    neighbour = Runner(lanes)
+    await eventually(lambda: neighbour.entered)
+    suspect = Runner(lanes, alone=True)
+    await turns()
     suspect.running.cancel()
     await asyncio.gather(suspect.running, return_exceptions=True)
     newcomer = Runner(lanes)

@@ -67,15 +67,11 @@ WITH lost AS (
 INSERT INTO spillway.outbox (job_id, available_at) SELECT id, clock_timestamp() FROM marked
 RETURNING job_id;
 
--- name: backlog
--- Unfinished jobs by state.
-SELECT state, count(*) AS jobs FROM spillway.jobs
-WHERE holds_place GROUP BY state;
-
--- name: oldest^
--- Ages in seconds, zero when there is none: the oldest accepted job that no worker has started, the oldest due announcement,
--- the oldest snapshot of a client (of other roles only where this one may see them), which keeps dead rows alive.
-SELECT
+-- name: gauges^
+-- All that a scrape shows, in one statement: unfinished jobs by state, the books, capacity, and ages in seconds (zero when
+-- there is none) of the oldest accepted job that no worker has started, the oldest due announcement, and the oldest snapshot
+-- of a client (of other roles only where this one may see them), which keeps dead rows alive.
+SELECT held.*, g.jobs_held, g.staging_bytes, c.jobs_per_s,
     coalesce((SELECT extract(epoch FROM clock_timestamp() - accepted_at) FROM spillway.jobs
         WHERE holds_place AND state = 'queued' AND first_claimed_at IS NULL ORDER BY accepted_at LIMIT 1), 0)::double precision
         AS unstarted_s,
@@ -83,7 +79,13 @@ SELECT
         WHERE available_at < clock_timestamp() ORDER BY available_at LIMIT 1), 0)::double precision AS unpublished_s,
     coalesce((SELECT extract(epoch FROM clock_timestamp() - min(xact_start)) FROM pg_stat_activity
         WHERE backend_xmin IS NOT NULL AND backend_type = 'client backend' AND pid <> pg_backend_pid()), 0)::double precision
-        AS snapshot_s;
+        AS snapshot_s
+FROM spillway.gate g CROSS JOIN spillway.capacity c CROSS JOIN (
+    SELECT count(*) FILTER (WHERE state = 'uploading') AS uploading, count(*) FILTER (WHERE state = 'queued') AS queued,
+        count(*) FILTER (WHERE state = 'processing') AS processing, count(*) FILTER (WHERE state = 'cancelling') AS cancelling
+    FROM spillway.jobs WHERE holds_place
+) AS held
+WHERE g.id = 0 AND c.id = 0;
 
 -- name: announce_one$
 -- A dead letter's job, when it still waits and has no announcement on its way.

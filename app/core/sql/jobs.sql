@@ -42,7 +42,7 @@ SELECT state FROM spillway.jobs WHERE id = :job_id AND upload_token = :upload_to
 
 -- name: claim^
 -- queued, due and of a version that the worker serves to processing with the next fencing token and a lease; the
--- parameters are fixed at the first claim.
+-- parameters are fixed at the first claim. A job that a worker died of is only for one that does nothing beside it.
 UPDATE spillway.jobs
 SET state = 'processing', claim_token = claim_token + 1, worker_id = :worker_id, claimed_at = clock_timestamp(),
     claimed_as = pipeline_version,
@@ -50,9 +50,17 @@ SET state = 'processing', claim_token = claim_token + 1, worker_id = :worker_id,
     lease_until = clock_timestamp() + make_interval(secs => :lease_s),
     transform_params = coalesce(transform_params, CAST(:transform_params AS jsonb)), due_at = NULL
 WHERE id = :job_id AND state = 'queued' AND due_at <= clock_timestamp()
-    AND pipeline_version = ANY (CAST(:pipeline_versions AS integer[]))
+    AND pipeline_version = ANY (CAST(:pipeline_versions AS integer[])) AND (deaths = 0 OR :alone)
 RETURNING id, image_id, owner, claim_token, attempts_spent, deaths, source_bytes, source_sha256, source_format,
     transform_params, pipeline_version, first_job_id IS NOT NULL AS reads_original;
+
+-- name: is_suspect$
+-- Whether a claim fails only because a worker has died of this job.
+SELECT EXISTS (
+    SELECT FROM spillway.jobs
+    WHERE id = :job_id AND state = 'queued' AND due_at <= clock_timestamp() AND deaths > 0
+        AND pipeline_version = ANY (CAST(:pipeline_versions AS integer[]))
+);
 
 -- name: park$
 -- A queued job whose version this worker does not serve is parked; its version, or NULL when it is none of that.
