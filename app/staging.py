@@ -1,6 +1,6 @@
 """Writes one upload to staging: part by part as it comes, with the store's silence bounded.
 
-Invariant: while the store takes one part the next one is filled, and both together hold at most `HELD_BYTES_MAX`.
+Invariant: while the store takes parts the next one is filled, and all together hold at most `HELD_BYTES_MAX`.
 Nothing waits for the client with a connection of the store in its hand.
 """
 
@@ -13,8 +13,10 @@ from app.core.clock import monotonic_s
 from app.core.objects import PART_BYTES, ObjectStore, StoreUnavailableError
 from app.core.parts import Part
 
-#: Most bytes of one upload in memory: a full part, and how far the client is read ahead while the store takes one.
-HELD_BYTES_MAX = PART_BYTES + 1024 * 1024
+#: Most bytes of one upload in memory: a full part, and what is left of those on their way.
+HELD_BYTES_MAX = PART_BYTES + 256 * 1024
+#: Parts of one upload on their way at once. A store has all bytes of a part long before it has made them durable.
+SENDING_PARTS_MAX = 2
 #: A call is given up when for this long the store has neither taken a byte of it nor answered any call of the process.
 #: A slow store that goes on working is not away; the setting for calls to the store bounds each call all the same.
 STORE_STALL_S = 3.5
@@ -74,7 +76,7 @@ class StagingWriter:
     calls: StoreCalls
     key: str
     part: Part = field(default_factory=Part)
-    sending: "_Sending | None" = None
+    sending: "list[_Sending]" = field(default_factory=list)
     upload_id: str | None = None
     etags: list[str] = field(default_factory=list)
     #: The upload waits for the store (or a call has failed): time that runs out now is not the client's.
@@ -88,8 +90,8 @@ class StagingWriter:
                 await self._wait(self._send_part())
                 continue
             piece = view[:room_bytes]
-            if self.sending is not None:
-                await self._wait(self.sending.until_held(HELD_BYTES_MAX - self.part.held_bytes - len(piece)))
+            if self.sending:
+                await self._wait(self._until_held(HELD_BYTES_MAX - self.part.held_bytes - len(piece)))
             self.part.write(piece)
             view = view[len(piece) :]
 
@@ -99,12 +101,22 @@ class StagingWriter:
 
     async def abort(self) -> None:
         """Give up what was begun; best effort and soon, the janitor does the rest."""
-        if self.sending is not None:
-            await self.sending.cancel()
+        await self._end_calls()
         if self.upload_id is None:
             return
         async with asyncio.timeout(ABORT_TIMEOUT_S):
             await self.store.abort_multipart(self.key, upload_id=self.upload_id)
+
+    async def _end_calls(self) -> None:
+        """End the calls under way; what came of them is of no interest any more."""
+        calls = [sending.call for sending in self.sending]
+        for call in calls:
+            call.cancel()
+        if calls:
+            await asyncio.wait(calls, timeout=ABORT_TIMEOUT_S)
+        for call in calls:
+            if call.done() and not call.cancelled():
+                call.exception()
 
     async def _finish(self) -> None:
         part = self.part
@@ -113,29 +125,44 @@ class StagingWriter:
             await self.calls.run(lambda: self.store.put(self.key, part, media_type=STAGING_MEDIA_TYPE), part=part)
             return
         await self._send_part()
-        await self._sent()
+        await self._arrived(sending_max=0)
         upload_id = self.upload_id
         await self.calls.run(lambda: self.store.finish_multipart(self.key, upload_id=upload_id, etags=self.etags))
         self.upload_id = None
 
     async def _send_part(self) -> None:
-        """Send the part on its way, after the one before has arrived."""
-        await self._sent()
+        """Send the part on its way, once few enough are before it."""
+        await self._arrived(sending_max=SENDING_PARTS_MAX - 1)
         if self.upload_id is None:
             self.upload_id = await self.calls.run(
                 lambda: self.store.start_multipart(self.key, media_type=STAGING_MEDIA_TYPE)
             )
-        part, upload_id, number = self.part, self.upload_id, len(self.etags) + 1
+        part, upload_id, number = self.part, self.upload_id, len(self.etags) + len(self.sending) + 1
         call = self.calls.run(
             lambda: self.store.put_part(self.key, upload_id=upload_id, number=number, body=part), part=part
         )
-        self.sending = _Sending(part, asyncio.ensure_future(call))
+        self.sending.append(_Sending(part, asyncio.ensure_future(call)))
         self.part = Part()
 
-    async def _sent(self) -> None:
-        if self.sending is not None:
-            self.etags.append(await self.sending.call)
-            self.sending = None
+    async def _arrived(self, *, sending_max: int) -> None:
+        """Wait, in the order of the parts, until no more than so many are on their way."""
+        while len(self.sending) > sending_max:
+            self.etags.append(await self.sending[0].call)
+            del self.sending[0]
+
+    async def _until_held(self, bytes_max: int) -> None:
+        """Wait until the parts on their way hold no more than so many bytes, or raise what went wrong with one."""
+        while True:
+            under_way = [sending for sending in self.sending if sending.under_way()]
+            if sum(sending.part.held_bytes for sending in under_way) <= max(bytes_max, 0):
+                return
+            less = [asyncio.ensure_future(sending.part.less_held()) for sending in under_way]
+            either: list[asyncio.Future[Any]] = [*less, *(sending.call for sending in under_way)]
+            try:
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for waiting in less:
+                    waiting.cancel()
 
     async def _wait(self, work: Coroutine[Any, Any, None]) -> None:
         self.busy = True
@@ -150,21 +177,8 @@ class _Sending:
     part: Part
     call: "asyncio.Future[str]"
 
-    async def until_held(self, bytes_max: int) -> None:
-        """Wait until no more than so many bytes of the part are held, or raise what went wrong."""
-        while self.part.held_bytes > max(bytes_max, 0) and not self.call.done():
-            less = asyncio.ensure_future(self.part.less_held())
-            either: list[asyncio.Future[Any]] = [less, self.call]
-            try:
-                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                less.cancel()
+    def under_way(self) -> bool:
+        """Return whether the store has yet to answer; raises what went wrong when something has."""
         if self.call.done():
             self.call.result()
-
-    async def cancel(self) -> None:
-        """End the call; what came of it is of no interest any more."""
-        self.call.cancel()
-        await asyncio.wait({self.call}, timeout=ABORT_TIMEOUT_S)
-        if self.call.done() and not self.call.cancelled():
-            self.call.exception()
+        return not self.call.done()
