@@ -125,14 +125,14 @@ class StagingWriter:
             await self.calls.run(lambda: self.store.put(self.key, part, media_type=STAGING_MEDIA_TYPE), part=part)
             return
         await self._send_part()
-        await self._arrived(sending_max=0)
+        await self._arrived(parts_max=0)
         upload_id = self.upload_id
         await self.calls.run(lambda: self.store.finish_multipart(self.key, upload_id=upload_id, etags=self.etags))
         self.upload_id = None
 
     async def _send_part(self) -> None:
         """Send the part on its way, once few enough are before it."""
-        await self._arrived(sending_max=SENDING_PARTS_MAX - 1)
+        await self._arrived(parts_max=SENDING_PARTS_MAX - 1)
         if self.upload_id is None:
             self.upload_id = await self.calls.run(
                 lambda: self.store.start_multipart(self.key, media_type=STAGING_MEDIA_TYPE)
@@ -144,9 +144,9 @@ class StagingWriter:
         self.sending.append(_Sending(part, asyncio.ensure_future(call)))
         self.part = Part()
 
-    async def _arrived(self, *, sending_max: int) -> None:
+    async def _arrived(self, *, parts_max: int) -> None:
         """Wait, in the order of the parts, until no more than so many are on their way."""
-        while len(self.sending) > sending_max:
+        while len(self.sending) > parts_max:
             self.etags.append(await self.sending[0].call)
             del self.sending[0]
 

@@ -20,6 +20,7 @@ class Part:
 
     def __init__(self) -> None:
         self._blocks: deque[bytearray] = deque()
+        self._room = memoryview(b"")  #: what is left of the last block
         self._size_bytes = 0
         self._let_go = asyncio.Event()
         self._kept = False
@@ -35,10 +36,13 @@ class Part:
     def write(self, view: memoryview) -> None:
         """Take bytes in."""
         while len(view):
-            if not self._blocks or len(self._blocks[-1]) >= BLOCK_BYTES:
-                self._blocks.append(bytearray())
-            taken = view[: BLOCK_BYTES - len(self._blocks[-1])]
-            self._blocks[-1] += taken
+            if not len(self._room):
+                # Whole at once: one that grows takes an eighth more than it holds.
+                self._blocks.append(bytearray(BLOCK_BYTES))
+                self._room = memoryview(self._blocks[-1])
+            taken = view[: len(self._room)]
+            self._room[: len(taken)] = taken
+            self._room = self._room[len(taken) :]
             self._size_bytes += len(taken)
             self.held_bytes += len(taken)
             view = view[len(taken) :]
@@ -53,7 +57,8 @@ class Part:
         await self._let_go.wait()
 
     async def __aiter__(self) -> AsyncIterator[bytearray]:
-        """Yield the blocks, each once."""
+        """Yield the blocks, each once; the part is complete."""
+        self._end_last_block()
         for block in list(self._blocks) if self._kept else ():
             self.read_at_s = monotonic_s()
             yield block
@@ -62,6 +67,7 @@ class Part:
 
     def read(self, _size_bytes: int = -1, /) -> bytes:
         """Return what is left. The store's client takes only what can be read for a body, but iterates over it."""
+        self._end_last_block()
         return b"".join(self._take() for _ in range(len(self._blocks)))
 
     def seek(self, offset_bytes: int, /) -> int:
@@ -73,6 +79,12 @@ class Part:
         if offset_bytes or (self.read_at_s and not self._kept):
             raise io.UnsupportedOperation("bytes that were sent are not held any more")
         return 0
+
+    def _end_last_block(self) -> None:
+        room_bytes = len(self._room)
+        self._room = memoryview(b"")
+        if room_bytes:
+            del self._blocks[-1][-room_bytes:]
 
     def _take(self) -> bytearray:
         self.read_at_s = monotonic_s()
