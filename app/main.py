@@ -25,6 +25,7 @@ from app.api.master import (
     fresh_metrics_dir,
     supervise,
 )
+from app.core.parts import BLOCK_BYTES
 from app.core.settings import PREFIX, Settings, load_settings
 from app.core.telemetry import configure_logs, logger, share_counters_by_slot
 
@@ -32,8 +33,8 @@ EXIT_UNFIT = 3
 
 #: prctl's "tell me when my parent dies" (linux/prctl.h).
 _PR_SET_PDEATHSIG = 1
-#: Parts of 5 MiB come from the kernel and go back to it; a heap with holes would keep what a burst once needed.
-_MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(512 * 1024), "MALLOC_ARENA_MAX": "2"}
+#: The blocks of uploads come from the kernel and go back to it; a heap with holes would keep what a burst once needed.
+_MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(BLOCK_BYTES // 2), "MALLOC_ARENA_MAX": "2"}
 
 
 def run_api(settings: Settings) -> int:

@@ -101,7 +101,12 @@ class StagingWriter:
 
     async def abort(self) -> None:
         """Give up what was begun; best effort and soon, the janitor does the rest."""
-        await self._end_calls()
+        try:
+            await self._end_calls()
+        finally:
+            # Whoever holds the error that ended the upload holds the frames of its calls, and they hold the parts.
+            for part in (self.part, *(sending.part for sending in self.sending)):
+                part.drop()
         if self.upload_id is None:
             return
         async with asyncio.timeout(ABORT_TIMEOUT_S):

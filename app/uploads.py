@@ -33,12 +33,21 @@ log = logger()
 
 
 @dataclass(slots=True)
-class _Hand:
+class Hand:
     """An upload of this process: its reservation, and the time-out that ends it early when that is lost."""
 
     reservation: Reservation
     lost: bool = False
     scope: asyncio.Timeout | None = None
+
+    @contextmanager
+    def ended_by(self, scope: asyncio.Timeout) -> Iterator[None]:
+        """Let `lose` end the block, and nothing after it: a time-out that was left refuses a new time."""
+        self.scope = scope
+        try:
+            yield
+        finally:
+            self.scope = None
 
     def lose(self) -> None:
         """End the upload: its reservation is no longer ours."""
@@ -64,7 +73,7 @@ class Uploads:
         self._count_failure = count_failure
         # Two connections stay free for aborts, which must not wait behind what they undo.
         self._calls = StoreCalls(calls_max=max(1, settings.s3_connections_max - 2), silence_s_max=settings.s3_timeout_s)
-        self._hands: dict[UUID, _Hand] = {}
+        self._hands: dict[UUID, Hand] = {}
         self._none_in_hand = asyncio.Event()
         self._none_in_hand.set()
         self._undoing: set[asyncio.Task[None]] = set()
@@ -132,8 +141,8 @@ class Uploads:
                     await asyncio.wait(self._undoing)
 
     @contextmanager
-    def _in_hand(self, reservation: Reservation) -> Iterator[_Hand]:
-        hand = self._hands[reservation.job_id] = _Hand(reservation)
+    def _in_hand(self, reservation: Reservation) -> Iterator[Hand]:
+        hand = self._hands[reservation.job_id] = Hand(reservation)
         self._none_in_hand.clear()
         try:
             yield hand
@@ -142,20 +151,19 @@ class Uploads:
             if not self._hands:
                 self._none_in_hand.set()
 
-    async def _stage_or_undo(self, hand: _Hand, chunks: AsyncIterable[memoryview], sha256: str | None) -> Source:
+    async def _stage_or_undo(self, hand: Hand, chunks: AsyncIterable[memoryview], sha256: str | None) -> Source:
         writer = StagingWriter(self._store, self._calls, staging_key(hand.reservation.job_id))
         try:
-            async with asyncio.timeout(self._settings.upload_deadline_s) as hand.scope:
-                return await self._stage(writer, chunks, sha256)
+            async with asyncio.timeout(self._settings.upload_deadline_s) as scope:
+                with hand.ended_by(scope):
+                    return await self._stage(writer, chunks, sha256)
         except BaseException as error:  # a cancelled upload leaves no more behind than a refused one
             await self._undo(hand.reservation, writer)
             if not isinstance(error, StoreUnavailableError | ObjectMissingError | TimeoutError):
                 raise
             raise self._why_not_staged(hand, writer, error) from error
-        finally:
-            hand.scope = None
 
-    def _why_not_staged(self, hand: _Hand, writer: StagingWriter, error: Exception) -> ServiceError:
+    def _why_not_staged(self, hand: Hand, writer: StagingWriter, error: Exception) -> ServiceError:
         # The janitor alone gives up what is not its own, after it has dropped the reservation.
         if hand.lost or isinstance(error, ObjectMissingError):
             return reservation_lost()

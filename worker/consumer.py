@@ -82,8 +82,8 @@ class Consumer:
 
     async def run(self, stop: asyncio.Event, *, probe: Callable[[], Awaitable[bool]]) -> None:
         """Consume until told to stop; then finish or hand back what is in hand, within the grace."""
-        slots = [asyncio.create_task(self._slot()) for _ in range(self._settings.slots)]
-        try:
+        async with asyncio.TaskGroup() as group:  # a slot that breaks ends the process, which is then started anew
+            slots = [group.create_task(self._slot()) for _ in range(self._settings.slots)]
             while not stop.is_set():
                 if not await self._servers_answer(stop, probe):
                     break
@@ -91,11 +91,8 @@ class Consumer:
                     await self._session(stop)
                 await pause_before_reconnect(stop)
             await self._finish_in_hand()  # what is still in hand when a stop finds this worker without a session
-        finally:
-            self._stopping = True
             for slot in slots:
                 slot.cancel()
-            await asyncio.gather(*slots, return_exceptions=True)
 
     async def _servers_answer(self, stop: asyncio.Event, probe: Callable[[], Awaitable[bool]]) -> bool:
         """Wait until database and store answer; then give back the claims whose answers were lost."""

@@ -48,6 +48,9 @@ Step = Callable[[], Awaitable[None]]
 #: A snapshot held longer than this is told in the log: no dead row can go while it lasts.
 OLD_SNAPSHOT_S = 300.0
 
+#: How often the bucket is made sure of.
+BUCKET_PERIOD_S = 5.0
+
 #: Messages are taken for lost after this many sweeps in a row that found too few.
 SHORT_SWEEPS = 2
 #: At most this many jobs are announced again, and dead letters taken in, per sweep.
@@ -99,7 +102,7 @@ class Janitor:
         """Sweep until told to stop; a broker that is away holds back only what needs it."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._keep_session(stop))
-            group.create_task(self._make_bucket(stop))
+            group.create_task(self._keep_bucket(stop))
             group.create_task(self._watch_database(stop))
             while not await wait_or_stop(stop, self._settings.interval_s):
                 await self._sweep(stop)
@@ -238,13 +241,12 @@ class Janitor:
         if self._session is not None and self._database_answers:
             await take_dead_letters(self._session, backlog=self._backlog, letters_max=DEAD_LETTERS_MAX)
 
-    async def _make_bucket(self, stop: asyncio.Event) -> None:
-        """Create the bucket of a store that is not ours, once it answers."""
+    async def _keep_bucket(self, stop: asyncio.Event) -> None:
+        """Create the bucket once the store answers, and again when a store has lost it."""
         while not stop.is_set():
             with contextlib.suppress(StoreUnavailableError):
                 await self._objects.ensure_bucket()
-                return
-            await wait_or_stop(stop, self._settings.interval_s)
+            await wait_or_stop(stop, BUCKET_PERIOD_S)
 
     async def _keep_session(self, stop: asyncio.Event) -> None:
         while not stop.is_set():

@@ -175,9 +175,9 @@ class Life:
         try:
             return await held.attempt
         except asyncio.CancelledError:
-            # Set by `interrupt` while the attempt ran; without it the cancel was meant for this slot itself.
+            # Set by `interrupt` while the attempt ran; without it, or beside it, the cancel was meant for this slot.
             interrupted_by: Outcome | None = held.interrupted_by
-            if interrupted_by is None:
+            if interrupted_by is None or _is_cancelled():
                 raise
             return interrupted_by
         except Exception:  # outermost guard of one job: an unforeseen fault costs an attempt, not the worker
@@ -244,3 +244,8 @@ def _event(outcome: Outcome, state: JobState | None) -> str:
     if state is JobState.QUEUED and isinstance(outcome, HandBack):
         return "job.handed_back"
     return EVENTS[state]
+
+
+def _is_cancelled() -> bool:
+    own = asyncio.current_task()
+    return own is not None and own.cancelling() > 0

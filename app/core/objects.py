@@ -20,6 +20,7 @@ from app.core.listing import Lister
 from app.core.parts import Part
 from app.core.settings import Settings
 from app.core.signed import SignedBody, SignedPut
+from app.core.telemetry import ServerWatch
 
 CONNECT_TIMEOUT_S = 2.0
 #: The smallest part that every S3 takes, except the last; also what one upload keeps in memory.
@@ -112,6 +113,7 @@ class ObjectStore(Lister):
         self._part_client = clients.parts
         self._health = clients.health
         self._public = clients.public
+        self._watch = ServerWatch("store")
 
     @classmethod
     @asynccontextmanager
@@ -339,6 +341,7 @@ class ObjectStore(Lister):
         try:
             async with asyncio.timeout(self._settings.timeout_s):
                 yield
+            self._watch.answered()
         except ClientError as error:
             if _code(error) in _MISSING_CODES:
                 raise ObjectMissingError(_code(error)) from error
@@ -347,8 +350,10 @@ class ObjectStore(Lister):
             if _code(error) in _EXISTS_CODES:
                 raise
             # Also what only an operator can mend: a wrong key, a missing bucket. To a client it is our outage.
+            self._watch.failed(error)
             raise StoreUnavailableError(f"the store refused: {_code(error)}") from error
         except (BotoCoreError, HTTPClientError, aiohttp.ClientError, OSError, TimeoutError) as error:
+            self._watch.failed(error)
             raise StoreSilentError("the store did not answer") from error
 
 

@@ -51,6 +51,12 @@ class Part:
         """Hold every block until the end, so that the client may send all of it again."""
         self._kept = True
 
+    def drop(self) -> None:
+        """Let go of every block: nothing of it is wanted any more."""
+        self._blocks.clear()
+        self._room = memoryview(b"")
+        self.held_bytes = 0
+
     async def less_held(self) -> None:
         """Wait until the store has taken more of this part."""
         self._let_go.clear()

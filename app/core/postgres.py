@@ -15,6 +15,7 @@ import aiosql
 import asyncpg
 
 from app.core.settings import Settings
+from app.core.telemetry import ServerWatch
 
 SQL_DIR = Path(__file__).parent / "sql"
 
@@ -86,6 +87,7 @@ class Database:
     def __init__(self, pool: asyncpg.Pool, settings: PoolSettings) -> None:
         self._pool = pool
         self._settings = settings
+        self._watch = ServerWatch("database")
         self._answer_timeout_s = settings.statement_timeout_s + ANSWER_MARGIN_S
 
     async def one(self, query: Query, **params: object) -> Record | None:
@@ -116,17 +118,21 @@ class Database:
     async def _connection(self) -> AsyncIterator[asyncpg.Connection]:
         try:
             connection = await self._pool.acquire(timeout=self._settings.acquire_timeout_s)
-        except _UNAVAILABLE as error:
+        except (*_UNAVAILABLE, asyncpg.PostgresError) as error:
+            # Whatever it says to a client that connects, a refused login included, is our outage and no job's fault.
+            self._watch.failed(error)
             raise DatabaseUnavailableError("no connection to the database", outcome_unknown=False) from error
         try:
             async with asyncio.timeout(self._answer_timeout_s):
                 yield connection  # type: ignore[misc] # a pool proxy is used like the connection it stands for
+            self._watch.answered()
         except asyncpg.LockNotAvailableError as error:
             raise DatabaseUnavailableError("a lock was not had in time", outcome_unknown=False) from error
         except asyncpg.TransactionRollbackError as error:
             # A ring of waiters, which the server breaks by undoing one of them.
             raise DatabaseUnavailableError("the database undid the statement", outcome_unknown=False) from error
         except _UNAVAILABLE as error:
+            self._watch.failed(error)
             raise DatabaseUnavailableError("the database did not answer", outcome_unknown=True) from error
         finally:
             await self._release(connection)

@@ -23,6 +23,7 @@ from pydantic import ValidationError
 from yarl import URL
 
 from app.core.settings import Settings
+from app.core.telemetry import ServerWatch
 from contracts.limits import DELIVERIES_MAX
 from contracts.messages import JobMessage, dead_letter_exchange, dead_letter_queue, jobs_queue
 
@@ -36,6 +37,8 @@ LOST_QUEUE_LOOKS = 4
 LOST_QUEUE_PAUSE_S = 1.0
 
 _T = TypeVar("_T")
+
+_watch = ServerWatch("broker")
 
 _ERRORS = (
     AMQPException,
@@ -118,7 +121,7 @@ class Delivery:
         if not self.live:
             return
         try:
-            await _in_time(answer(), timeout_s=self._session.timeout_s)
+            await in_time(answer(), timeout_s=self._session.timeout_s)
         except _ERRORS:
             self._session.closed.set()
 
@@ -146,8 +149,9 @@ class BrokerSession:
         url = str(URL(settings.url).update_query(heartbeat=str(settings.heartbeat_s)))
         try:
             connecting = aio_pika.connect(url, timeout=settings.timeout_s)
-            connection = await _in_time(connecting, timeout_s=settings.timeout_s)
+            connection = await in_time(connecting, timeout_s=settings.timeout_s)
         except _ERRORS as error:
+            _watch.failed(error)
             raise BrokerUnavailableError("no connection to the broker") from error
         try:
             yield await cls._start(connection, settings)
@@ -157,9 +161,12 @@ class BrokerSession:
     @classmethod
     async def _start(cls, connection: AbstractConnection, settings: BrokerSettings) -> Self:
         try:
-            return await _in_time(cls._declared(connection, settings), timeout_s=settings.timeout_s)
+            session = await in_time(cls._declared(connection, settings), timeout_s=settings.timeout_s)
         except _ERRORS as error:
+            _watch.failed(error)
             raise BrokerUnavailableError("the broker does not serve") from error
+        _watch.answered()
+        return session
 
     @classmethod
     async def _declared(cls, connection: AbstractConnection, settings: BrokerSettings) -> Self:
@@ -222,7 +229,7 @@ class BrokerSession:
         )
         publishing = self._channel.default_exchange.publish(message, jobs_queue(self._settings.prefix))
         try:
-            await _in_time(publishing, timeout_s=self.timeout_s)
+            await in_time(publishing, timeout_s=self.timeout_s)
         except _ERRORS:
             self.closed.set()
             return False
@@ -267,7 +274,7 @@ class BrokerSession:
 
     async def _within_timeout(self, call: Awaitable[Any], *, timeout_s: float | None = None) -> Any:
         try:
-            return await _in_time(call, timeout_s=timeout_s or self.timeout_s)
+            return await in_time(call, timeout_s=timeout_s or self.timeout_s)
         except QueueEmpty:
             raise
         except _ERRORS as error:
@@ -292,17 +299,28 @@ async def pause_before_reconnect(stop: asyncio.Event) -> None:
         return
 
 
-async def _in_time(call: Awaitable[_T], *, timeout_s: float) -> _T:
-    """Return what a call to the broker answers, or raise one of `_ERRORS`."""
+async def in_time(call: Awaitable[_T], *, timeout_s: float) -> _T:
+    """Return what a call to the broker answers, or raise one of `_ERRORS`.
+
+    The library may swallow a cancel of ours, and may end its waiters with one of its own when it drops a connection
+    that was silent too long. Whether we were cancelled is what the event loop counts.
+    """
     try:
         async with asyncio.timeout(timeout_s):
-            return await call
-    except asyncio.CancelledError as error:
-        # So the library ends whoever waits when it drops a connection that was silent too long: nobody cancelled us.
-        waiter = asyncio.current_task()
-        if waiter is not None and waiter.cancelling():
-            raise
-        raise TimeoutError("the connection was dropped") from error
+            answer = await call
+    except BaseException as error:
+        _raise_if_cancelled(error)
+        if isinstance(error, asyncio.CancelledError):
+            raise TimeoutError("the connection was dropped") from error
+        raise
+    _raise_if_cancelled(None)
+    return answer
+
+
+def _raise_if_cancelled(cause: BaseException | None) -> None:
+    waiter = asyncio.current_task()
+    if waiter is not None and waiter.cancelling():
+        raise asyncio.CancelledError from cause
 
 
 async def _declare(channel: AbstractChannel, prefix: str) -> AbstractQueue:
@@ -322,7 +340,7 @@ async def _declare(channel: AbstractChannel, prefix: str) -> AbstractQueue:
 
 async def _close(connection: AbstractConnection, *, timeout_s: float) -> None:
     try:
-        await _in_time(connection.close(), timeout_s=timeout_s)
+        await in_time(connection.close(), timeout_s=timeout_s)
     except _ERRORS:
         return
 

@@ -4,15 +4,19 @@ Logs are JSON lines with dotted past facts as events. They never hold tokens, by
 """
 
 import logging
+import re
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, cast
 
 import prometheus_client
 import structlog
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, values
 from prometheus_client.multiprocess import MultiProcessCollector
+
+from app.core.clock import Monotonic, monotonic_s
 
 METRICS_MEDIA_TYPE = prometheus_client.CONTENT_TYPE_LATEST
 
@@ -20,6 +24,62 @@ SECONDS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0
 
 #: Runs before each scrape to refresh gauges.
 Refresh = Callable[[], Awaitable[None]]
+
+
+#: An outage that goes on is told again this often, seconds, and at once when its reason changes.
+OUTAGE_TOLD_EVERY_S = 60.0
+#: Characters of a library's words on an outage that the log takes.
+REASON_CHARS_MAX = 300
+_PASSWORD = re.compile(r"(?<=://)[^@/\s]*@")
+
+
+class LossyStream:
+    """A text stream whose writes never fail: no job is lost because a line about it could not be written."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write, or lose the line when the disk is full or the reader gone."""
+        with suppress(OSError, ValueError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush what can be."""
+        with suppress(OSError, ValueError):
+            self._stream.flush()
+
+
+class ServerWatch:
+    """Tells in the log that a server is away, with its reason, and that it is back: not at each call, but once."""
+
+    def __init__(self, server: str, *, clock: Monotonic = monotonic_s) -> None:
+        self._server = server
+        self._clock = clock
+        self._reason: str | None = None
+        self._away_at_s = self._told_at_s = 0.0
+
+    def failed(self, error: BaseException) -> None:
+        """Take note of a call that the server did not answer."""
+        reason, now_s = _reason_of(error), self._clock()
+        if self._reason is None:
+            self._away_at_s = now_s
+        elif reason == self._reason and now_s - self._told_at_s < OUTAGE_TOLD_EVERY_S:
+            return
+        self._reason, self._told_at_s = reason, now_s
+        logger().warning("server.away", server=self._server, reason=reason)
+
+    def answered(self) -> None:
+        """Take note of a call that the server answered."""
+        if self._reason is not None:
+            self._reason = None
+            logger().info("server.back", server=self._server, away_s=round(self._clock() - self._away_at_s, 1))
+
+
+def _reason_of(error: BaseException) -> str:
+    words = _PASSWORD.sub("***@", f"{type(error).__name__}: {error}")
+    return words.rstrip(": ")[:REASON_CHARS_MAX]
 
 
 def configure_logs(*, role: str, level: str) -> None:
@@ -34,7 +94,7 @@ def configure_logs(*, role: str, level: str) -> None:
             structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(file=cast("TextIO", LossyStream(sys.stderr))),
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(role=role)

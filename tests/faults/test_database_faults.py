@@ -74,6 +74,72 @@ async def test_a_pool_with_no_connection_left_refuses_promptly_and_leases_are_st
 
 
 @asynccontextmanager
+async def refusing_logins(line: Line) -> AsyncIterator[None]:
+    """Cut every session and refuse new ones, as a server does whose password was changed."""
+    server, _, name = line.env["SPILLWAY_DATABASE_URL"].rpartition("/")
+    other = await asyncpg.connect(f"{server}/postgres")
+    await other.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
+    await other.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = $1 AND application_name LIKE $2",
+        name,
+        "spillway%",
+    )
+    try:
+        yield
+    finally:
+        await other.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
+        await other.close()
+
+
+async def test_a_database_that_refuses_the_login_is_away_and_ends_no_role(line: Line) -> None:
+    roles = await line.start("api", "relay", "worker", "janitor", SPILLWAY_WORKER_CONCURRENCY="1")
+    for seed in range(3):
+        assert (await line.upload(photo(seed, **SLOW_PHOTO))).status_code == httpx.codes.ACCEPTED
+    async with refusing_logins(line):
+        for _ in range(3):
+            assert set(await codes_of_uploads(line, 4)) <= REFUSED
+        await wait_component(line, "database", "away")
+    await wait_accepting(line)
+    await line.wait_ready([*line.sources])
+    assert all(process.alive for process in roles)
+    await assert_no_attempt_spent(line)
+
+
+@asynccontextmanager
+async def read_only(line: Line) -> AsyncIterator[None]:
+    """Let sessions write nothing, from their next one on; the ones there are are cut."""
+    server, _, name = line.env["SPILLWAY_DATABASE_URL"].rpartition("/")
+    other = await asyncpg.connect(f"{server}/postgres")
+
+    async def change(how: str) -> None:
+        await other.execute(f"ALTER DATABASE {name} {how}")
+        await other.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = $1 AND application_name LIKE $2",
+            name,
+            "spillway%",
+        )
+
+    await change("SET default_transaction_read_only = on")
+    try:
+        yield
+    finally:
+        await change("RESET default_transaction_read_only")
+        await other.close()
+
+
+async def test_a_database_that_only_reads_is_away_before_any_upload_has_met_with_it(line: Line) -> None:
+    await line.start("api")
+    await wait_component(line, "database", "up")
+    async with read_only(line):
+        await wait_component(line, "database", "away")
+        answer = await line.http.get(f"{line.base_url}/health/ready")
+        assert answer.status_code == httpx.codes.SERVICE_UNAVAILABLE
+        assert set(await codes_of_uploads(line, 2)) == {"dependency_unavailable"}
+    await wait_accepting(line)
+    await wait_component(line, "database", "up")
+
+
+@asynccontextmanager
 async def no_slot_left(line: Line) -> AsyncIterator[None]:
     """Take every connection that the server still gives."""
     taken = []

@@ -7,6 +7,7 @@ from dataclasses import replace
 from urllib.parse import urlsplit
 
 import aio_pika
+import aioboto3
 import pytest
 
 from app.core.objects import PROBE_TIMEOUT_S
@@ -58,8 +59,10 @@ async def test_a_store_without_room_refuses_uploads_and_keeps_the_jobs(line: Lin
     async with full_disk(servers):
         refused = await codes_of_uploads(line, 4)
         assert refused == {"dependency_unavailable": 4}
+        await wait_component(line, "store", "away")  # though it answers
         await line.start("relay")  # what it announces meets a worker that finds a full store
         await jobs_go_back(line)
+    await wait_component(line, "store", "up")
     await line.wait_ready(job_ids)
     await wait_accepting(line)
     await line.wait_ready([*line.sources])
@@ -182,3 +185,25 @@ async def test_a_store_slower_than_a_health_probe_allows_is_still_worked_with(li
         link.delay_s = PROBE_TIMEOUT_S / 2  # there and back, for a write and a read: at least twice what a probe has
         await line.start("relay", "worker", SPILLWAY_S3_ENDPOINT_URL=f"http://127.0.0.1:{port}")
         await line.wait_ready([job_id])
+
+
+async def test_a_store_that_has_lost_the_bucket_has_it_made_again(line: Line) -> None:
+    """An own bucket, whose loss disturbs nobody else."""
+    bucket = line.env["SPILLWAY_BROKER_PREFIX"]
+    await line.start("api", "relay", "worker", "janitor", SPILLWAY_S3_BUCKET=bucket)
+    await wait_accepting(line)
+    client = aioboto3.Session().client(
+        "s3",
+        endpoint_url=line.env["SPILLWAY_S3_ENDPOINT_URL"],
+        aws_access_key_id=line.env["SPILLWAY_S3_ACCESS_KEY"],
+        aws_secret_access_key=line.env["SPILLWAY_S3_SECRET_KEY"],
+        region_name=line.env["SPILLWAY_S3_REGION"],
+    )
+    async with client as store:
+        await line.wait_ready([*line.sources])
+        kept = (await store.list_objects_v2(Bucket=bucket))["Contents"]
+        await store.delete_objects(Bucket=bucket, Delete={"Objects": [{"Key": entry["Key"]} for entry in kept]})
+        await store.delete_bucket(Bucket=bucket)
+    before = len(line.sources)
+    await wait_accepting(line)
+    await line.wait_ready([*line.sources][before:])

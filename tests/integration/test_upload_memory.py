@@ -2,14 +2,15 @@
 
 import asyncio
 import os
-from collections.abc import Mapping
+import random
+from collections.abc import AsyncIterator, Mapping
 
 import psutil
 import pytest
 
 from stack.servers import Servers
 from tests.edge import api_of, body, children_of, connect, head, open_edge, post
-from tests.line import Line, photo
+from tests.line import Line, photo, until
 
 pytestmark = pytest.mark.alone
 
@@ -17,27 +18,56 @@ MIB = 1024 * 1024
 UPLOADS = 20
 FILE_BYTES = 16 * MIB  #: four parts: longer ones only repeat the third
 GROWTH_BYTES_MAX = 8 * MIB
+WAVES = 6
+LEFT_BYTES_MAX = 5 * MIB  #: for each upload of a wave, of what all waves together leave behind
 PHOTO = photo(1)
 
 
-async def test_memory_grows_by_at_most_8_mib_an_upload(servers: Servers, environment: Mapping[str, str]) -> None:
+@pytest.fixture
+async def line(servers: Servers, environment: Mapping[str, str]) -> AsyncIterator[Line]:
     settings = {
         "SPILLWAY_UPLOAD_BYTES_MAX": "100000000",
         "SPILLWAY_ADMISSION_POLICY": "none",
         "SPILLWAY_S3_TIMEOUT_S": "60",
     }
-    async with open_edge(servers, environment, env=settings) as line:
+    async with open_edge(servers, environment, env=settings) as opened:
         for _ in range(3):
-            assert (await post(line, body(PHOTO))).status == 202
-        (process,) = children_of(api_of(line))
-        before_bytes = process.memory_info().rss
-        watching = asyncio.create_task(peak_bytes(process, done := asyncio.Event()))
-        statuses = await asyncio.gather(*(upload(line) for _ in range(UPLOADS)))
-        done.set()
-        growth_bytes = await watching - before_bytes
-        assert statuses == [202] * UPLOADS
-        assert growth_bytes <= UPLOADS * GROWTH_BYTES_MAX
-        assert growth_bytes >= UPLOADS * MIB  # they were really in flight together
+            assert (await post(opened, body(PHOTO))).status == 202
+        yield opened
+
+
+async def test_memory_grows_by_at_most_8_mib_an_upload(line: Line) -> None:
+    (process,) = children_of(api_of(line))
+    before_bytes = process.memory_info().rss
+    watching = asyncio.create_task(peak_bytes(process, done := asyncio.Event()))
+    statuses = await asyncio.gather(*(upload(line) for _ in range(UPLOADS)))
+    done.set()
+    growth_bytes = await watching - before_bytes
+    assert statuses == [202] * UPLOADS
+    assert growth_bytes <= UPLOADS * GROWTH_BYTES_MAX
+    assert growth_bytes >= UPLOADS * MIB  # they were really in flight together
+
+
+async def test_what_aborted_uploads_held_goes_back_to_the_system(line: Line) -> None:
+    """Waves of uploads cut at random points: after the last one little more is held than before the first."""
+    (process,) = children_of(api_of(line))
+    before_bytes, rng, held_bytes = process.memory_info().rss, random.SystemRandom(), []
+    for _ in range(WAVES):
+        await asyncio.gather(*(cut_upload(line, sent_bytes=rng.randrange(MIB, FILE_BYTES)) for _ in range(UPLOADS)))
+        held_bytes.append(process.memory_info().rss - before_bytes)
+    assert max(held_bytes) >= MIB  # they were really begun
+    await until(lambda: no_upload_left(line), what="the last wave has been cleaned up after")
+    assert process.memory_info().rss - before_bytes <= UPLOADS * LEFT_BYTES_MAX
+
+
+async def cut_upload(line: Line, *, sent_bytes: int) -> None:
+    async with connect(api_of(line).port) as connection:
+        data = head(line.token, length_bytes=FILE_BYTES) + body(PHOTO + bytes(FILE_BYTES))
+        await connection.send(data[:sent_bytes])
+
+
+async def no_upload_left(line: Line) -> bool:
+    return not await line.raw.fetchval("SELECT count(*) FROM spillway.jobs WHERE state = 'uploading'")
 
 
 async def peak_bytes(process: psutil.Process, done: asyncio.Event) -> int:

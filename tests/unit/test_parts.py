@@ -61,3 +61,9 @@ async def test_a_part_that_is_kept_can_be_sent_again_whole() -> None:
 
 def test_an_empty_part_is_no_body() -> None:
     assert not Part()
+
+
+def test_a_part_that_is_dropped_holds_nothing() -> None:
+    part = filled(b"a" * BLOCK_BYTES, b"b")
+    part.drop()
+    assert (part.held_bytes, part.read()) == (0, b"")
