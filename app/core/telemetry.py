@@ -4,7 +4,9 @@ Logs are JSON lines with dotted past facts as events. They never hold tokens, by
 """
 
 import logging
+import os
 import re
+import stat
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -34,13 +36,16 @@ _PASSWORD = re.compile(r"(?<=://)[^@/\s]*@")
 
 
 class LossyStream:
-    """A text stream whose writes never fail: no job is lost because a line about it could not be written."""
+    """A text stream whose writes neither fail nor wait: no job is lost because a line about it could not be written."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        with suppress(OSError, ValueError):
+            if stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode):
+                os.set_blocking(stream.fileno(), False)
 
     def write(self, text: str) -> int:
-        """Write, or lose the line when the disk is full or the reader gone."""
+        """Write, or lose the line when the disk is full, or its reader has gone or does not read."""
         with suppress(OSError, ValueError):
             self._stream.write(text)
         return len(text)
