@@ -98,6 +98,7 @@ class _Walk:
     told_s: float | None = None
     location: str = ""
     again: bool = False  #: another try may help
+    trouble: str = ""  #: why the last look at the job told nothing
 
     def note(self, **changes: Any) -> None:
         self.submission = replace(self.submission, **changes)
@@ -165,7 +166,7 @@ class Client:
                 answer = await self._http.post(_UPLOAD_PATH, files={"file": ("image", file)}, headers=headers)
             except httpx.TransportError as error:
                 # Whether it was accepted or not: under the same key another try cannot make a second job.
-                walk.note(ending=Ending.UNREACHABLE, code=None, message=type(error).__name__)
+                walk.note(ending=Ending.UNREACHABLE, code=None, message=_in_words(error))
                 walk.told_s, walk.again = None, True
                 return
         said = _document(answer)
@@ -179,7 +180,7 @@ class Client:
             return
         walk.again = answer.status_code in _REFUSED or said.get("code") == _KEY_IN_USE
         ending = Ending.REFUSED if walk.again else Ending.REJECTED
-        walk.note(ending=ending, code=said.get("code"), message=said.get("detail"))
+        walk.note(ending=ending, code=said.get("code"), message=said.get("detail") or _status_of(answer))
 
     async def _follow(self, walk: _Walk) -> None:
         own_pauses_s = poll_pauses_s(self._patience.poll_pauses_s, self._rng)
@@ -187,7 +188,7 @@ class Client:
         pause_s, failures = no_earlier_s(walk.told_s, self._rng) if walk.told_s else next(own_pauses_s), 0
         while True:
             await asyncio.sleep(pause_s)
-            answer = await self._look(walk.location)
+            answer = await self._look(walk)
             failures = failures + 1 if answer is None or answer.is_error else 0
             if answer is not None and answer.status_code in _GONE:
                 said = _document(answer)
@@ -199,7 +200,7 @@ class Client:
                     return
                 self._tell(walk, str(walk.submission.job.get("status")))
             if failures >= LOOK_FAILURES_MAX:
-                walk.note(ending=Ending.UNREACHABLE)
+                walk.note(ending=Ending.UNREACHABLE if answer is None else Ending.SERVER_ERROR, message=walk.trouble)
                 return
             pause_s = self._next_pause_s(answer, next(own_pauses_s))
 
@@ -211,13 +212,16 @@ class Client:
         # A hint about a job in work shortens nothing and is no order; a refusal is obeyed however long it is.
         return pause_s if answer is not None and answer.is_error else min(pause_s, self._patience.poll_pauses_s[-1])
 
-    async def _look(self, location: str) -> httpx.Response | None:
+    async def _look(self, walk: _Walk) -> httpx.Response | None:
         """Return an answer about the job, or None when there was none."""
         try:
             # The path alone: a token is never sent where a header points.
-            return await self._http.get(httpx.URL(location).raw_path.decode("ascii"))
-        except httpx.TransportError:
+            answer = await self._http.get(httpx.URL(walk.location).raw_path.decode("ascii"))
+        except (httpx.TransportError, httpx.InvalidURL) as error:
+            walk.trouble = _in_words(error)
             return None
+        walk.trouble = _status_of(answer)
+        return answer
 
     async def _save(self, walk: _Walk, folder: Path) -> None:
         """Save every result under its announced hash; links that have run out are read anew with the job."""
@@ -242,7 +246,7 @@ class Client:
         for number in range(self._patience.download_tries_max):
             if number:
                 await asyncio.sleep(no_earlier_s(self._patience.refused_pause_s, self._rng))
-                answer = await self._look(walk.location)
+                answer = await self._look(walk)
                 if answer is not None and answer.is_success:
                     walk.note(job=_document(answer))
             announced = (walk.submission.job.get("variants") or {}).get(name) or {}
@@ -304,6 +308,23 @@ def _digest_of(path: Path) -> str:
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").digest()
     return f"sha-256=:{base64.b64encode(digest).decode('ascii')}:"
+
+
+def _in_words(error: Exception) -> str:
+    """Return why no answer came: of the library's classes only the words that help."""
+    if isinstance(error, httpx.UnsupportedProtocol):
+        return "the address must begin with http:// or https://"
+    if isinstance(error, httpx.InvalidURL):
+        return f"the server named no address of the job: {error}"
+    if isinstance(error, httpx.TimeoutException):
+        return f"no answer within {REQUEST_TIMEOUT_S:.0f} s"
+    if isinstance(error, httpx.ConnectError):
+        return f"nobody answers at this address ({error})"
+    return f"the connection broke off before an answer ({error})" if str(error) else "the connection broke off"
+
+
+def _status_of(answer: httpx.Response) -> str:
+    return f"the server answered {answer.status_code} {answer.reason_phrase}".rstrip()
 
 
 def _document(answer: httpx.Response) -> dict[str, Any]:

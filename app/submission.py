@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from contracts.images import VARIANT_SUFFIXES
 
@@ -34,6 +35,7 @@ class Ending(StrEnum):
     GONE = "gone"  #: accepted, and then not shown to us any more
     TIMED_OUT = "timed_out"  #: not final before the deadline; what was accepted goes on without us
     UNREACHABLE = "unreachable"  #: no answer; an upload may have been accepted all the same
+    SERVER_ERROR = "server_error"  #: accepted, and then each look at the job was answered with an error
     SPOILED = "spoiled"  #: ready, but a result did not arrive as it was announced
 
 
@@ -85,6 +87,31 @@ class Progress:
 
 
 OnProgress = Callable[[Progress], None]
+
+
+def checked_url(url: str) -> str:
+    """Return an address as it is, when something can be sent there.
+
+    Raises:
+        ValueError: nothing can; the message says why.
+    """
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise ValueError(f"{url!r} is no address: {error}") from None
+    if parts.scheme not in ("http", "https"):
+        raise ValueError(f"{url!r} must begin with http:// or https://")
+    if not host or port == 0 or " " in url or not url.isprintable():
+        raise ValueError(f"{url!r} names no host and port that can be reached")
+    if parts.username is not None:
+        raise ValueError("the address must name no user: who is asking is said by the token")
+    return url
+
+
+def sendable_token(token: str) -> bool:
+    """Return whether a token can stand in a header."""
+    return bool(token) and token.isascii() and token.isprintable() and " " not in token
 
 
 def poll_pauses_s(pauses_s: tuple[float, ...], rng: random.Random) -> Iterator[float]:

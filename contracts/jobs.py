@@ -18,9 +18,6 @@ class JobState(StrEnum):
     EXPIRED = "expired"  #: retention is over; answers 410 until the row goes too
 
 
-#: States that still hold a place in the admission books.
-UNFINISHED = frozenset({JobState.UPLOADING, JobState.QUEUED, JobState.PROCESSING, JobState.CANCELLING})
-
 #: States in which nothing more happens to the work itself (a replay of a failed job starts anew).
 FINAL = frozenset({JobState.READY, JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED})
 
@@ -76,7 +73,7 @@ TRANSITIONS: tuple[Transition, ...] = (
     Transition(_S.CANCELLING, _E.STOP, _S.CANCELLED, "complete", "job.cancelled"),
     Transition(_S.CANCELLING, _E.RESCUE, _S.CANCELLED, "rescue", "job.cancelled"),
     Transition(_S.FAILED, _E.REPLAY, _S.QUEUED, "replay", "job.replayed"),
-    Transition(_S.READY, _E.EXPIRE, _S.EXPIRED, "expire", "job.expired"),
-    Transition(_S.FAILED, _E.EXPIRE, _S.EXPIRED, "expire", "job.expired"),
-    Transition(_S.CANCELLED, _E.EXPIRE, _S.EXPIRED, "expire", "job.expired"),
+    Transition(_S.READY, _E.EXPIRE, _S.EXPIRED, "expire_due", "job.expired"),
+    Transition(_S.FAILED, _E.EXPIRE, _S.EXPIRED, "expire_due", "job.expired"),
+    Transition(_S.CANCELLED, _E.EXPIRE, _S.EXPIRED, "expire_due", "job.expired"),
 )

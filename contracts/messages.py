@@ -5,9 +5,6 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict
 
-#: Bumped with every incompatible change of the body; what a worker cannot read goes to the dead-letter queue.
-MESSAGE_VERSION = 1
-
 #: The version of the pipeline that new jobs are made for, bumped when its code gives other bytes for equal parameters.
 #: The job's row decides who may work on it; in the message it tells those who look at the queue.
 PIPELINE_VERSION = 1
@@ -18,6 +15,7 @@ class JobMessage(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
+    #: Bumped with every incompatible change of the body; what a worker cannot read goes to the dead-letter queue.
     version: Literal[1] = 1
     job_id: UUID
     pipeline_version: int = PIPELINE_VERSION

@@ -115,8 +115,6 @@ BASELINE = Table(
     ),
 )
 
-TABLES: tuple[Table, ...] = (SCHEDULE, REQUESTS, JOBS, SAMPLES, BASELINE)
-
 
 class Outcome:
     """What became of one arrival, seen by the client."""

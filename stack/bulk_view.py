@@ -21,6 +21,8 @@ def bar_on(console: Console) -> Progress:
         TimeElapsedColumn(),
         console=console,
         transient=True,
+        # Where nothing can be rubbed out, all that would be left of it is an empty line.
+        disable=not console.is_terminal,
     )
 
 

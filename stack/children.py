@@ -51,8 +51,10 @@ class ChildSpec:
 class Child:
     """One child process in a session of its own, with its output in a log file."""
 
-    def __init__(self, spec: ChildSpec, process: "subprocess.Popen[bytes]") -> None:
+    def __init__(self, spec: ChildSpec, process: "subprocess.Popen[bytes]", *, log_start_bytes: int = 0) -> None:
+        """`log_start_bytes` is how long the log was before this life of it."""
         self.spec = spec
+        self._log_start_bytes = log_start_bytes
         self.name = spec.name
         self._process = process
         self.pid = process.pid
@@ -109,8 +111,8 @@ class Child:
         self._signal_tree(signal.SIGCONT)
 
     def log_tail(self) -> str:
-        """Return the end of the log, for an error message."""
-        return log_tail(self.spec.log_path)
+        """Return the end of what this process has written to its log, for an error message."""
+        return log_tail(self.spec.log_path, since_bytes=self._log_start_bytes)
 
     def _signal_tree(self, number: signal.Signals) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -137,11 +139,24 @@ def bound_log(path: Path) -> None:
             path.replace(path.with_suffix(path.suffix + ".1"))
 
 
-def log_tail(path: Path) -> str:
-    """Return the last lines of a log file, empty when there is none."""
+def log_bytes(path: Path) -> int:
+    """Return how long a log file is, 0 when there is none."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def log_tail(path: Path, *, since_bytes: int = 0) -> str:
+    """Return the last lines of a log file, empty when there is none.
+
+    What stands before `since_bytes` is left out: it is of an earlier life. A file that has been set aside since then
+    is shorter, and new as a whole.
+    """
     try:
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            size = log_bytes(path)
+            file.seek(max(since_bytes if since_bytes <= size else 0, size - _TAIL_BYTES))
             return file.read().decode(errors="replace")
     except FileNotFoundError:
         return ""
@@ -167,6 +182,7 @@ def _spawn(spec: ChildSpec) -> Child:
     spec.log_path.parent.mkdir(parents=True, exist_ok=True)
     bound_log(spec.log_path)
     with spec.log_path.open("ab") as log, spec.stdin_path.open("rb") as stdin:
+        start_bytes = log.tell()
         process = subprocess.Popen(
             spec.account.command(spec.args, death_signal=spec.death_signal),
             cwd=spec.cwd,
@@ -176,4 +192,4 @@ def _spawn(spec: ChildSpec) -> Child:
             stderr=log,
             start_new_session=True,
         )
-    return Child(spec, process)
+    return Child(spec, process, log_start_bytes=start_bytes)

@@ -35,6 +35,7 @@ from stack.bench import (
     run_bench,
     unfinished_run,
 )
+from stack.cli_roles import checked_settings
 from stack.noop import NoopFailedError
 from stack.noop_view import run_noop
 
@@ -170,6 +171,7 @@ def _publish(runs: Path, name: str, into: Path | None) -> Published:
 
 
 def _environment() -> Mapping[str, str]:
+    checked_settings()  # before any server is started for roles that would refuse them
     return os.environ  # noqa: TID251 - the composition root of the bench
 
 

@@ -7,13 +7,12 @@ import asyncio
 import json
 from collections import Counter
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from stack.cli_tokens import settings_of
+from stack.cli_tokens import DataOption, settings_of
 from stack.doctor import Finding, Order, examine
 from stack.doctor_finds import EXPLANATIONS, Difference, Kind
 
@@ -28,7 +27,7 @@ EXIT_NOT_SO = 1
 @app.command()
 def doctor(
     *,
-    data: Annotated[Path | None, typer.Option("--data", help="Folder of the stack; as with `spillway token`.")] = None,
+    data: DataOption = None,
     mend: Annotated[bool, typer.Option("--mend", help="Mend what is found; without it nothing is changed.")] = False,
     older_than_s: Annotated[
         float | None,

@@ -31,7 +31,7 @@ from app.core.registry import (
 )
 from app.core.settings import Settings
 from contracts.jobs import JobState
-from stack.bulk import Waiting, stopped_by_signals
+from stack.bulk import Ending, Waiting, stopped_by_signals
 from stack.bulk_view import bar_on, rest_of, tell_counts, tell_ending
 from stack.cli_options import filtered, grouped
 from stack.cli_tokens import DataOption, JsonOption, lent_database, settings_of
@@ -221,6 +221,8 @@ async def _replay(settings: Settings, job_ids: list[UUID], *, wanted: FailedFilt
 def _tell(run: Run, *, named: Sequence[UUID]) -> None:
     console = console_of_errors()
     tell_counts(console, run.counts, dry_run=run.dry_run)
+    if not run.outcomes and not run.unknown and run.ending is Ending.DONE:
+        console.print("nothing to replay", highlight=False)
     for job_id, outcome in run.outcomes:
         if outcome is not ReplayOutcome.QUEUED:
             console.print(f"{job_id}  {outcome.value}", highlight=False)

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from stack.cli_roles import checked_settings
 from stack.detach import up_detached
 from stack.launcher import API_PORT_DEFAULT, Launcher, UpOptions
 from stack.launcher import down as bring_down
@@ -23,7 +24,9 @@ DATA_DEFAULT = Path("data")
 
 _MIB = 1024 * 1024
 
-DataOption = Annotated[Path, typer.Option("--data", help="Folder of the stack's data, logs and state.")]
+DataOption = Annotated[
+    Path, typer.Option("--data", file_okay=False, help="Folder of the stack's data, logs and state.")
+]
 
 
 @app.command()
@@ -37,6 +40,7 @@ def up(
 ) -> None:
     """Start servers and roles, and keep them running until Ctrl-C or `spillway down`."""
     console = Console(stderr=True)
+    checked_settings()  # before any server is started for roles that would refuse them
     options = UpOptions(folder=data, port=port, api_processes=api_processes, workers=workers)
     if detach:
         with console.status("starting") as line:

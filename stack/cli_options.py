@@ -15,6 +15,9 @@ import typer
 from app.core.registry import FailedFilter
 from contracts.errors import FailureCode
 
+#: What the database's integers hold.
+VERSION_MAX = 2**31 - 1
+
 Command = Callable[..., None]
 
 
@@ -69,7 +72,8 @@ filtered = grouped(
             typer.Option("--until", parser=moment_of, metavar="TIME", help="Only jobs that failed before then."),
         ],
         "pipeline_version": Annotated[
-            int | None, typer.Option("--pipeline-version", min=1, help="Only jobs made for this version.")
+            int | None,
+            typer.Option("--pipeline-version", min=1, max=VERSION_MAX, help="Only jobs made for this version."),
         ],
     },
 )

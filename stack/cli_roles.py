@@ -8,8 +8,10 @@ from importlib import import_module
 from typing import Any
 
 import typer
+from pydantic import ValidationError
 
 from app.core.settings import Settings, load_settings
+from stack.cli_settings import own_environment, unknown_variables, wrong_settings
 from stack.errors import EnvironmentUnfitError
 
 app = typer.Typer()
@@ -48,11 +50,14 @@ def migrate() -> None:
 
 
 def checked_settings() -> Settings:
-    """Return the settings of the environment, or end with exit code 2 and a message that names what is wrong."""
+    """Return the settings of the environment, or end with exit code 2 and a line for each variable that is wrong."""
+    if unknown := unknown_variables(own_environment(), settings=Settings.model_fields):
+        typer.echo(f"spillway: nobody reads {', '.join(unknown)} (.env.example has all names)", err=True)
     try:
         return load_settings()
-    except ValueError as error:  # pydantic's, which names each variable that is out of its range
-        typer.echo(f"spillway: wrong settings (SPILLWAY_*): {error}", err=True)
+    except ValidationError as error:
+        lines = wrong_settings(error.errors(include_url=False, include_input=False))
+        typer.echo("\n  ".join(["spillway: wrong settings", *lines]), err=True)
         raise typer.Exit(EXIT_WRONG_USE) from None
 
 

@@ -5,7 +5,6 @@ Invariant: a token's secret is printed once, when it is made, and kept nowhere.
 
 import asyncio
 import json
-import os
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,8 +15,10 @@ import typer
 
 from app.core.postgres import Database, DatabaseUnavailableError, open_database, pool_settings
 from app.core.settings import Settings
+from app.core.telemetry import configure_logs
 from app.core.tokens import Scope, TokenEntry, TokenStore
 from stack.cli_roles import checked_settings
+from stack.cli_settings import own_environment
 from stack.errors import EnvironmentUnfitError
 from stack.state import StateFile
 
@@ -30,12 +31,24 @@ DATABASE_VARIABLE = "SPILLWAY_DATABASE_URL"
 
 _CONNECTIONS = 2
 
+#: As the database has it.
+OWNER_CHARACTERS_MAX = 200
+
+
+def _owner(name: str) -> str:
+    if not 1 <= len(name) <= OWNER_CHARACTERS_MAX or not name.isprintable():
+        raise typer.BadParameter(f"an owner's name has 1 to {OWNER_CHARACTERS_MAX} printable characters")
+    return name
+
+
 DataOption = Annotated[
     Path | None,
-    typer.Option("--data", help=f"Folder of the stack; without it {DATABASE_VARIABLE} or ./{DATA_DEFAULT}."),
+    typer.Option(
+        "--data", file_okay=False, help=f"Folder of the stack; without it {DATABASE_VARIABLE} or ./{DATA_DEFAULT}."
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
-OwnerOption = Annotated[str, typer.Option("--owner", help="Whose uploads it stands for.")]
+OwnerOption = Annotated[str, typer.Option("--owner", callback=_owner, help="Whose uploads it stands for.")]
 ScopeOption = Annotated[
     list[Scope] | None, typer.Option("--scope", help="What it may be used for; give it again for more. Default: user.")
 ]
@@ -83,7 +96,7 @@ def settings_of(data: Path | None) -> Settings:
     Raises:
         EnvironmentUnfitError: there is no stack in the folder.
     """
-    environment = os.environ  # noqa: TID251 - the composition root: settings are parsed from it right below
+    environment = own_environment()
     if data is not None or DATABASE_VARIABLE not in environment:
         state = StateFile((data or DATA_DEFAULT).absolute()).read()
         if state is None or not state.env:
@@ -91,7 +104,10 @@ def settings_of(data: Path | None) -> Settings:
                 f"There is no stack in {data or DATA_DEFAULT}: `spillway up` first, or set {DATABASE_VARIABLE}."
             )
         environment.update(state.env)
-    return checked_settings()
+    settings = checked_settings()
+    # What a command has to say it says itself; unconfigured, the library would write into its output.
+    configure_logs(role="cli", level="error")
+    return settings
 
 
 @asynccontextmanager

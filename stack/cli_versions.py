@@ -22,10 +22,10 @@ from app.core.registry import COUNT_ROWS_MAX, Registry
 from app.core.settings import Settings
 from app.core.versions import ParkedJob, StandingFilter, Versions
 from contracts.messages import PIPELINE_VERSION
-from stack.bulk import Waiting, stopped_by_signals
+from stack.bulk import Ending, Waiting, stopped_by_signals
 from stack.bulk_view import bar_on, rest_of, tell_counts, tell_ending
 from stack.cli_jobs import EXIT_NOT_SO, WAIT_S_DEFAULT, app, jobs_app, register_of
-from stack.cli_options import grouped, moment_of
+from stack.cli_options import VERSION_MAX, grouped, moment_of
 from stack.cli_tokens import DataOption, JsonOption, lent_database, settings_of
 from stack.jobs_view import console_of_errors, moment
 from stack.reprocessing import ON_ITS_WAY, Reprocessing, Run, Stores
@@ -33,8 +33,6 @@ from stack.reprocessing import ON_ITS_WAY, Reprocessing, Run, Stores
 __all__ = ["app"]
 
 LIST_ROWS = 50
-#: What the database's integers hold.
-VERSION_MAX = 2**31 - 1
 
 LimitOption = Annotated[
     int, typer.Option("--limit", min=1, max=COUNT_ROWS_MAX, help="At most so many, longest parked first.")
@@ -148,11 +146,18 @@ async def _reprocess(settings: Settings, image_ids: list[UUID], *, wanted: Stand
         run = await reprocessing.start(
             dry_run=how.dry_run, pipeline_version=how.pipeline_version, made_before=wanted.made_before
         )
+        if not run.served:
+            _warn_unserved(how.pipeline_version)
         images = _each(image_ids) if image_ids else reprocessing.fitting(wanted, images_max=how.images_max, run=run)
         with bar_on(console_of_errors()) as progress, stopped_by_signals(stop):
             bar = progress.add_task("images", total=len(image_ids) or None)
             await reprocessing.go(run, images, waiting=waiting, on_image=lambda: progress.advance(bar))
         return run
+
+
+def _warn_unserved(pipeline_version: int) -> None:
+    text = f"warning: no live worker serves pipeline version {pipeline_version}: new jobs wait, parked, until one does"
+    console_of_errors().print(text, highlight=False)
 
 
 async def _each(image_ids: Iterable[UUID]) -> AsyncIterator[UUID]:
@@ -163,6 +168,8 @@ async def _each(image_ids: Iterable[UUID]) -> AsyncIterator[UUID]:
 def _tell(run: Run, *, named: Sequence[UUID]) -> None:
     console = console_of_errors()
     tell_counts(console, run.counts, dry_run=run.dry_run)
+    if not run.done and run.ending is Ending.DONE:
+        console.print("nothing to reprocess", highlight=False)
     for one in run.done:
         if one.outcome not in ON_ITS_WAY:
             console.print(f"{one.image_id}  {one.outcome.value}", highlight=False)

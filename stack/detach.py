@@ -8,17 +8,30 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from stack.children import bound_log, log_tail
 from stack.errors import EnvironmentUnfitError
-from stack.launcher import DOWN_S_MAX, UpOptions
-from stack.state import LOG_FOLDER, StackState, StateFile
+from stack.launcher import DOWN_S_MAX, UpOptions, folder_in_use
+from stack.state import LOG_FOLDER, FolderLock, StackState, StateFile, using
 
 #: Installing the broker's packages is the longest part of a first start.
 DETACH_S_MAX = 900.0
 
 _TICK_S = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Start:
+    """One launcher in the background, and where its part of the log begins."""
+
+    process: "subprocess.Popen[bytes]"
+    log_path: Path
+    log_start_bytes: int
+
+    def log_tail(self) -> str:
+        return log_tail(self.log_path, since_bytes=self.log_start_bytes).strip()
 
 
 def up_detached(options: UpOptions, *, progress: Callable[[str], None]) -> StackState:
@@ -28,44 +41,47 @@ def up_detached(options: UpOptions, *, progress: Callable[[str], None]) -> Stack
     it is.
 
     Raises:
-        EnvironmentUnfitError: it did not get ready; the message holds the end of the launcher's log.
+        EnvironmentUnfitError: it did not get ready; the message holds the end of what its launcher has logged.
     """
     file = StateFile(options.folder.absolute())
     running = file.read()
     if running is not None and running.ready and running.launcher is not None and running.launcher.alive:
         return running
-    log_path = file.folder / LOG_FOLDER / "launcher.log"
-    process = _start(options, log_path)
+    if FolderLock(file.folder).holder() is not None:
+        raise folder_in_use(file)
+    with using(file.folder):
+        start = _start(options, file.folder / LOG_FOLDER / "launcher.log")
     try:
-        return _await_ready(process, file, log_path, progress)
+        return _await_ready(start, file, progress)
     except BaseException:  # also Ctrl-C: nobody would know of it any more
-        process.terminate()
-        process.wait(DOWN_S_MAX)
+        start.process.terminate()
+        start.process.wait(DOWN_S_MAX)
         raise
 
 
-def _start(options: UpOptions, log_path: Path) -> "subprocess.Popen[bytes]":
-    try:
-        log_path.parent.mkdir(parents=True, exist_ok=True)
-        bound_log(log_path)
-        log = log_path.open("wb")
-    except PermissionError as error:
-        raise EnvironmentUnfitError(f"{log_path} cannot be written to: use --data DIR.") from error
+def _start(options: UpOptions, log_path: Path) -> _Start:
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    bound_log(log_path)
     args = [sys.executable, "-m", "stack.cli", "up", "--data", str(options.folder.absolute())]
     args += [f"--port={options.port}", f"--api-processes={options.api_processes}", f"--workers={options.workers}"]
-    with log:
-        return subprocess.Popen(args, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+    # Appended to, never emptied: another `up` may have begun at the same moment, and this may be its log.
+    with log_path.open("ab", buffering=0) as log:
+        log.write(b"==== spillway up\n")
+        start_bytes = log.tell()
+        process = subprocess.Popen(args, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+    return _Start(process=process, log_path=log_path, log_start_bytes=start_bytes)
 
 
-def _await_ready(
-    process: "subprocess.Popen[bytes]", file: StateFile, log_path: Path, progress: Callable[[str], None]
-) -> StackState:
+def _await_ready(start: _Start, file: StateFile, progress: Callable[[str], None]) -> StackState:
+    process = start.process
     deadline = time.monotonic() + DETACH_S_MAX
     while process.poll() is None and time.monotonic() < deadline:
         state = file.read()
         if state is not None and state.ready and state.launcher is not None and state.launcher.pid == process.pid:
             return state
-        progress(log_tail(log_path).strip().rpartition("\n")[2])
+        progress(start.log_tail().rpartition("\n")[2])
         time.sleep(_TICK_S)
+    if process.returncode is not None and FolderLock(file.folder).holder() is not None:
+        raise folder_in_use(file)  # another one was a moment faster
     what = "did not get ready in time" if process.returncode is None else f"ended with code {process.returncode}"
-    raise EnvironmentUnfitError(f"the launcher {what}:\n{log_tail(log_path)}".rstrip())
+    raise EnvironmentUnfitError(f"the launcher {what}:\n{start.log_tail()}".rstrip())

@@ -84,7 +84,7 @@ class Doctor:
 
     async def run(self, order: Order) -> Finding:
         """Look, look again at what was found, and mend it when asked."""
-        janitors = (await self._register.snapshot()).janitors
+        janitors = await self._rows.janitors(seen_s=self._register.seen_s)
         first, tally = await self._look(order)
         if not first:
             return Finding(differences=(), tally=tally, janitors=janitors)

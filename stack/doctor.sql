@@ -37,6 +37,11 @@ FROM spillway.gate g LEFT JOIN spillway.jobs j ON j.holds_place OR j.held_bytes 
 WHERE g.id = 0
 GROUP BY g.id;
 
+-- name: janitors_alive$
+-- Janitors seen lately, whatever else is missing.
+SELECT count(*) FROM spillway.processes
+WHERE role = 'janitor' AND seen_at > clock_timestamp() - make_interval(secs => :seen_s);
+
 -- name: shares_that_differ
 -- Owners whose share is not the count over their rows, both as of one moment.
 SELECT coalesce(o.owner, c.owner) AS owner, coalesce(o.jobs_held, 0) AS jobs_held, coalesce(c.jobs, 0) AS jobs_held_sum
@@ -104,6 +109,21 @@ UPDATE spillway.gate g SET jobs_held = s.jobs_held, staging_bytes = s.staging_by
     failed_source_bytes = s.failed_source_bytes
 FROM summed s WHERE g.id = 0 AND g.xmin = s.seen
 RETURNING true;
+
+-- name: write_gate_anew#
+-- The gate's row, when it is not there, with its books as the sums. Whoever moves rows moves the books in the same
+-- transaction, missing or not: behind the lock the rows are summed as they are once all of those have ended, and whoever
+-- comes later finds the row.
+DO $mend$
+BEGIN
+    LOCK TABLE spillway.gate IN SHARE ROW EXCLUSIVE MODE;
+    INSERT INTO spillway.gate (id, jobs_held, staging_bytes, failed_source_bytes)
+    SELECT 0, count(*) FILTER (WHERE holds_place),
+        coalesce(sum(held_bytes) FILTER (WHERE bytes_book = 'staging'), 0),
+        coalesce(sum(held_bytes) FILTER (WHERE bytes_book = 'failed_source'), 0)
+    FROM spillway.jobs WHERE holds_place OR held_bytes > 0
+    ON CONFLICT DO NOTHING;
+END $mend$;
 
 -- name: open_share!
 -- An owner whose rows hold places has a share to be mended.

@@ -42,7 +42,12 @@ class BooksLook:
                 yield found
 
     async def _gate(self) -> AsyncIterator[Difference]:
-        books, sums = await self._rows.books()
+        found = await self._rows.books()
+        if found is None:
+            detail = "the table has no row 0"
+            yield Difference(kind=Kind.GATE_MISSING, subject="gate", detail=detail, evidence="missing")
+            return
+        books, sums = found
         of_rows = asdict(sums)
         for name, held in asdict(books).items():
             drift = of_rows[name] - held

@@ -16,6 +16,7 @@ class Kind(StrEnum):
     FAILED_SOURCE_MISSING = "failed_source_missing"
     ORIGINAL_MISSING = "original_missing"
     VARIANT_MISSING = "variant_missing"
+    GATE_MISSING = "gate_missing"
     BOOK_DIFFERS = "book_differs"
     SHARE_DIFFERS = "share_differs"
     NEEDLESS_ANNOUNCEMENT = "needless_announcement"
@@ -72,6 +73,13 @@ EXPLANATIONS: dict[Kind, Explanation] = {
         "somebody or something else deleted it, or the store lost it",
         "a job for the image's next version is queued, when there is a place: it makes all variants anew from the "
         "original, and until it is ready nothing changes; without the original there is nothing to be done",
+    ),
+    Kind.GATE_MISSING: Explanation(
+        "the row that holds the admission books is missing, so nothing is admitted",
+        "it was deleted by hand, or a copy was restored in parts: no statement of ours deletes it, and no migration "
+        "writes it a second time",
+        "the row is written anew with the sums over the rows, in one statement that waits for whoever moves the books "
+        "and lets nobody move them meanwhile",
     ),
     Kind.BOOK_DIFFERS: Explanation(
         "a number in the admission books that is not the sum over the rows",

@@ -53,6 +53,8 @@ class Hand:
     def __init__(self, tools: Tools) -> None:
         self._tools = tools
         self._menders: Mapping[Kind, Callable[[Sequence[Difference]], Awaitable[set[Difference]]]] = {
+            # First: what others do to mend moves the books.
+            Kind.GATE_MISSING: self._write_gate,
             Kind.OBJECT_WITHOUT_ROW: self._delete_objects,
             Kind.OBJECT_AFTER_SWEEP: self._sweep_again,
             Kind.UNFINISHED_MULTIPART: self._abort,
@@ -177,6 +179,10 @@ class Hand:
             return False
         outcome, _ = await self._tools.versions.reprocess(image_id, terms=await self._tools.terms())
         return outcome in (ReprocessOutcome.QUEUED, ReprocessOutcome.IN_WORK)
+
+    async def _write_gate(self, found: Sequence[Difference]) -> set[Difference]:
+        await self._tools.rows.write_gate_anew()
+        return set(found)
 
     async def _mend_books(self, found: Sequence[Difference]) -> set[Difference]:
         drift = {difference.subject.removeprefix("gate."): int(difference.evidence) for difference in found}

@@ -131,11 +131,15 @@ class DoctorRows:
             ]
             after = rows[-1]["image_id"]
 
-    async def books(self) -> tuple[Books, Books]:
-        """Return the books and the sums over the rows, of one moment."""
+    async def janitors(self, *, seen_s: float) -> int:
+        """Return how many janitors are alive: seen within so many seconds."""
+        return int(await self._db.value(self._sql.janitors_alive, seen_s=seen_s))
+
+    async def books(self) -> tuple[Books, Books] | None:
+        """Return the books and the sums over the rows, of one moment; None when there are no books."""
         row = await self._db.one(self._sql.books_and_sums)
         if row is None:
-            raise LookupError("the gate row is missing: run the migrations")
+            return None
         books = Books(**{name: row[name] for name in BOOK_NAMES})
         return books, Books(**{name: row[f"{name}_sum"] for name in BOOK_NAMES})
 
@@ -178,6 +182,10 @@ class DoctorRows:
                 failed_source_bytes=drift.failed_source_bytes,
             )
         )
+
+    async def write_gate_anew(self) -> None:
+        """Write the gate's row with the sums over the rows, if it is missing."""
+        await self._db.value(self._sql.write_gate_anew)
 
     async def mend_share(self, owner: str, *, drift_jobs: int) -> bool:
         """Add `drift_jobs` to an owner's share, which makes it the count; False as with `mend_books`.

@@ -52,7 +52,7 @@ def job_table(job: RegisteredJob) -> Table:
         "code": job.error_code or "",
         "accepted at": moment(job.accepted_at),
         "finished at": moment(job.finished_at),
-        "attempts": str(job.attempts_spent),
+        "attempts spent": str(job.attempts_spent),
         "deaths": str(job.deaths),
         "claims": str(job.claim_token),
         "pipeline version": str(job.pipeline_version),

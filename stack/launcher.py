@@ -1,9 +1,11 @@
 """`up`, `down` and `status`: one launcher per data folder that starts, supervises and stops everything.
 
 Invariant: whatever the launcher starts ends with it, in order when it is asked to stop, at once when it is killed;
-and what a crash could still leave is found and ended by the next `up` or `down`.
+and what a crash could still leave is found and ended by the next `up` or `down`. Nothing but a stop ends it once it
+is ready: not a file that cannot be written, nor a server that does not come back.
 """
 
+import contextlib
 import os
 import shutil
 import signal
@@ -15,18 +17,20 @@ from pathlib import Path
 from types import FrameType
 
 from stack.errors import EnvironmentUnfitError
-from stack.identity import identify, wait_gone
+from stack.identity import Identity, identify, wait_gone
 from stack.ports import is_free
 from stack.roles import RUN_FOLDER, Role, RoleProcess, Roles
 from stack.server import LocalServer
 from stack.servers import Progress, Servers, reap
-from stack.state import FolderLock, StateFile
+from stack.state import FolderLock, StateFile, using
 
 API_PORT_DEFAULT = 8080
 
 READY_S_MAX = 60.0
 #: How long `down` waits for an orderly stop before it kills.
 DOWN_S_MAX = 90.0
+#: How long a server that is just being started may take to notice that all is to stop.
+GIVE_UP_S_MAX = 30.0
 #: How long the folder may stay locked after its launcher has gone.
 LOCK_S_MAX = 10.0
 
@@ -80,56 +84,116 @@ class Backoff:
         return name in self._due_s and self._clock() >= self._due_s[name]
 
 
+class Revival:
+    """Starts again what has ended; a server in a thread of its own, so that nothing else waits until it serves.
+
+    One thread at most for each server, and `join` waits for all of them.
+    """
+
+    def __init__(self, backoff: Backoff, progress: Progress) -> None:
+        self._backoff = backoff
+        self._progress = progress
+        self._threads: dict[str, threading.Thread] = {}
+
+    def due(self, name: str) -> bool:
+        """Tell whether a thing that is seen ended may be started again; its wait begins when that is news."""
+        wait_s = self._backoff.ended(name)
+        if wait_s is not None:
+            self._progress(name, f"has ended, starts again in {wait_s:.1f} s")
+        return self._backoff.due(name)
+
+    def tend(self, server: LocalServer) -> None:
+        """Begin to start the server when it has ended and is due; returns at once."""
+        thread = self._threads.get(server.name)
+        if thread is not None:
+            if thread.is_alive():
+                return
+            del self._threads[server.name]
+            self._backoff.started(server.name)
+        if not server.alive and self.due(server.name):
+            thread = threading.Thread(target=self._start, args=(server,), name=f"start-{server.name}")
+            self._threads[server.name] = thread
+            thread.start()
+
+    def join(self, timeout_s: float = GIVE_UP_S_MAX) -> None:
+        """Wait until no server is being started any more; they give up when their site's `abort` is set."""
+        deadline = time.monotonic() + timeout_s
+        for thread in self._threads.values():
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _start(self, server: LocalServer) -> None:
+        try:
+            server.start()
+        except (EnvironmentUnfitError, OSError) as error:
+            if not server.site.abort.is_set():  # given up because all is to stop: nothing is wrong
+                self._progress(server.name, str(error))
+
+
 class Launcher:
     """One life of a stack, from `up` to SIGTERM."""
 
     def __init__(self, options: UpOptions, environment: Mapping[str, str], *, progress: Progress) -> None:
         self._options = options
         self._environment = environment
-        self._progress = progress
+        self._progress = unfailing(progress)
         self._backoff = Backoff(time.monotonic)
+        self._revival = Revival(self._backoff, self._progress)
         self._state = StateFile(options.folder.absolute())
         self._stop = threading.Event()
 
     def run(self, on_ready: Callable[[Servers, Roles], None]) -> None:
-        """Start everything, call `on_ready`, supervise until SIGTERM or SIGINT, stop everything.
+        """Start everything, call `on_ready`, supervise until SIGTERM, SIGINT or SIGHUP, stop everything.
 
         Raises:
             EnvironmentUnfitError: something does not start, or another launcher holds the folder.
         """
         lock = FolderLock(self._state.folder)
         if not lock.acquire():
-            raise EnvironmentUnfitError(f"{self._state.folder} is in use: `spillway down` it first, or use --data DIR.")
-        try:
-            self._state.change(launcher=identify(os.getpid()), ready=False)
+            raise folder_in_use(self._state)
+        with contextlib.ExitStack() as end, using(self._state.folder):
+            end.callback(lock.release)
+            own = identify(os.getpid())
+            lock.sign(own)
+            self._state.hold(lambda text: self._progress("state", text), launcher=own, ready=False)
+            end.callback(self._state.drop)
+            end.callback(self._state.change, launcher=None, ready=False)
             self._run_locked(on_ready)
-        finally:
-            self._state.change(launcher=None, ready=False)
-            lock.release()
 
     def _run_locked(self, on_ready: Callable[[Servers, Roles], None]) -> None:
         reap(self._state)
         if not is_free(self._options.port):
             raise EnvironmentUnfitError(f"Port {self._options.port} is taken: choose another with --port N.")
         shutil.rmtree(self._state.folder / RUN_FOLDER, ignore_errors=True)
-        servers = Servers(self._state.folder, self._environment, progress=self._progress)
-        self._stop = servers.site.abort
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
-        roles = Roles(servers, self._environment)
+        # Before the servers choose theirs: a kept port of one of them may be the API's by now.
+        self._state.change(ports={**self._state.load().ports, "api": self._options.port})
+        servers = Servers(self._state.folder, self._environment, progress=self._progress, state=self._state)
+        self._listen(servers.site.abort)
+        with contextlib.ExitStack() as end:  # from the last to the first, each whatever another one raises
+            end.callback(servers.stop)
+            roles = Roles(servers, self._environment)
+            end.callback(self._revival.join)
+            end.callback(roles.stop)
+            end.callback(self._state.change, ready=False)
+            self._live(servers, roles, on_ready)
+
+    def _live(self, servers: Servers, roles: Roles, on_ready: Callable[[Servers, Roles], None]) -> None:
         try:
             self._start(servers, roles)
-            if not self._stop.is_set():
-                self._state.change(ready=True)
-                on_ready(servers, roles)
-                self._supervise(servers, roles)
         except EnvironmentUnfitError:
-            if not self._stop.is_set():  # asked to stop while starting: nothing is wrong
-                raise
-        finally:
-            self._state.change(ready=False)
-            roles.stop()
-            servers.stop()
+            if self._stop.is_set():  # asked to stop while starting: nothing is wrong
+                return
+            raise
+        if not self._stop.is_set():
+            self._state.change(ready=True)
+            with contextlib.suppress(OSError):  # it prints, perhaps into a log on a full disk
+                on_ready(servers, roles)
+            self._supervise(servers, roles)
+
+    def _listen(self, stop: threading.Event) -> None:
+        self._stop = stop
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` wants the stack to outlive the terminal
+                signal.signal(number, self._on_signal)
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         self._stop.set()
@@ -175,35 +239,48 @@ class Launcher:
             if not waiting and api.readiness() in whole:
                 return
             if time.monotonic() > deadline:
-                late = ", ".join(waiting) or f"the whole (/health/ready says `{api.readiness()}`)"
+                late = ", ".join(waiting) or api.lacking()
                 raise api.failure(f"not ready within {READY_S_MAX:.0f} s: {late}")
 
     def _supervise(self, servers: Servers, roles: Roles) -> None:
         while not self._stop.wait(_TICK_S):
+            self._state.keep()
             for server in servers.local:
-                self._tend_server(server)
+                self._revival.tend(server)
             for process in list(roles.processes):
                 self._tend_role(roles, process)
 
-    def _tend_server(self, server: LocalServer) -> None:
-        if server.alive or not self._may_start_again(server.name):
+    def _tend_role(self, roles: Roles, process: RoleProcess) -> None:
+        if process.alive or not self._revival.due(process.name):
             return
         try:
-            server.start()
-        except EnvironmentUnfitError as error:
-            self._progress(server.name, str(error))
-        self._backoff.started(server.name)
-
-    def _tend_role(self, roles: Roles, process: RoleProcess) -> None:
-        if not process.alive and self._may_start_again(process.name):
             process.kill()  # what is left of its group
             self._spawn(roles, process.role, process.name)
+        except (EnvironmentUnfitError, OSError) as error:
+            self._progress(process.name, str(error))
+            self._backoff.started(process.name)
 
-    def _may_start_again(self, name: str) -> bool:
-        wait_s = self._backoff.ended(name)
-        if wait_s is not None:
-            self._progress(name, f"has ended, starts again in {wait_s:.1f} s")
-        return self._backoff.due(name)
+
+def unfailing(progress: Progress) -> Progress:
+    """Return a progress that says nothing where it cannot: a full disk, or a terminal that is closed."""
+
+    def say(name: str, step: str) -> None:
+        with contextlib.suppress(OSError):
+            progress(name, step)
+
+    return say
+
+
+def folder_in_use(file: StateFile) -> EnvironmentUnfitError:
+    """Return the error that says who has the folder, and what to do about it."""
+    holder = FolderLock(file.folder).holder()
+    state = file.read()
+    if holder is None or (state is not None and state.ready):
+        return EnvironmentUnfitError(f"{file.folder} is in use: `spillway down` it first, or use --data DIR.")
+    return EnvironmentUnfitError(
+        f"{file.folder} is being started by another process (pid {holder.pid}), or is just stopping: "
+        "wait for it, or `spillway down` it."
+    )
 
 
 def down(folder: Path) -> int:
@@ -213,21 +290,46 @@ def down(folder: Path) -> int:
         EnvironmentUnfitError: the folder stays locked by somebody else.
     """
     file = StateFile(folder.absolute())
-    state = file.read()
-    if state is None:
-        return 0
-    launcher = state.launcher
-    asked = launcher is not None and launcher.signal(signal.SIGTERM)
-    if launcher is not None and asked and not wait_gone([launcher], timeout_s=DOWN_S_MAX):
-        launcher.signal(signal.SIGKILL)
     lock = FolderLock(file.folder)
+    launcher = _launcher_of(file, lock)
+    if launcher is not None:
+        _end_launcher(launcher)
+    if not lock.exists and file.read() is None:
+        return 0
     deadline = time.monotonic() + LOCK_S_MAX
     while not lock.acquire():
         if time.monotonic() > deadline:
             raise EnvironmentUnfitError(f"{file.folder} stays locked by a process that is not in its state.")
         time.sleep(_TICK_S)
+    with contextlib.ExitStack() as end:
+        end.callback(lock.release)
+        return _reap_left(file)
+
+
+def _launcher_of(file: StateFile, lock: FolderLock) -> Identity | None:
+    # The lock knows also when the state is lost, empty or damaged.
+    holder = lock.holder()
+    if holder is not None:
+        return holder
+    state = file.read()
+    return state.launcher if state is not None else None
+
+
+def _end_launcher(launcher: Identity) -> None:
+    if launcher.signal(signal.SIGTERM):
+        launcher.signal(signal.SIGCONT)  # a frozen one would never see that it is to stop
+        if not wait_gone([launcher], timeout_s=DOWN_S_MAX):
+            launcher.signal(signal.SIGKILL)
+
+
+def _reap_left(file: StateFile) -> int:
+    state = file.read()
+    if state is None:
+        return 0  # nobody knows of a process: a launcher that ends in order has left none
     try:
-        file.change(launcher=None, ready=False)
-        return reap(file)
-    finally:
-        lock.release()
+        ended = reap(file)
+        if state.launcher is not None or state.ready:
+            file.change(launcher=None, ready=False)
+    except EnvironmentUnfitError as error:  # it is raised by the writing, which comes last
+        raise EnvironmentUnfitError(f"{error} Everything of it is stopped all the same.") from error
+    return ended

@@ -4,6 +4,7 @@ Invariant: every port is below the range of outgoing connections (32768 up), whe
 before its server listens can connect to itself and keep the server from ever binding.
 """
 
+import contextlib
 import os
 import random
 import socket
@@ -24,6 +25,17 @@ _WEED_ROLES = ("master", "volume", "filer", "s3")
 def weed_sockets(port: int) -> list[Path]:
     """Return the socket files that a SeaweedFS node with this grpc port may leave behind."""
     return [Path(os.sep, "tmp", _WEED_SOCKETS.format(role=role, port=port)) for role in _WEED_ROLES]
+
+
+def remove_weed_sockets(ports: Mapping[str, int], names: Iterable[str]) -> None:
+    """Remove the socket files of a SeaweedFS node on the ports of these names; those of a port in use stay."""
+    for port in (ports[name] for name in names if name in ports):
+        # Somebody listens there by now: what bears its number may be that server's.
+        if not is_free(port):
+            continue
+        for path in weed_sockets(port):
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def is_free(port: int) -> bool:
@@ -55,10 +67,12 @@ def free_port(taken: Collection[int], rng: random.Random) -> int:
 def settle_ports(kept: Mapping[str, int], names: Iterable[str], *, rng: random.Random) -> dict[str, int]:
     """Return a port for each name: the kept one where it is still free, else a new one.
 
-    Names in `kept` that are not asked for keep their ports unprobed: their servers may be running.
+    Names in `kept` that are not asked for keep their ports unprobed: their servers may be running. So a port that was
+    promised to one of them since is nobody else's.
     """
     wanted = list(names)
-    ports = {name: port for name, port in kept.items() if name not in wanted or is_free(port)}
+    others = {port for name, port in kept.items() if name not in wanted}
+    ports = {name: port for name, port in kept.items() if name not in wanted or (port not in others and is_free(port))}
     for name in wanted:
         if name not in ports:
             ports[name] = free_port(ports.values(), rng)

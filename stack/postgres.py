@@ -135,7 +135,7 @@ class Postgres(LocalServer):
 
     @property
     def _password(self) -> str:
-        return self.site.state.secret("postgres_password", secrets.token_urlsafe(24))
+        return self.secret("postgres_password", secrets.token_urlsafe(24))
 
     def _client(self, program: str, *args: str) -> int | None:
         where = ["-h", LOOPBACK, "-p", str(self.port()), "-U", USER]

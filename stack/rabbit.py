@@ -69,7 +69,7 @@ class Rabbit(LocalServer):
         config = _CONFIG.format(host=LOOPBACK, port=self.port(), user=USER, password=self._password, wal=_WAL_BYTES_MAX)
         account.write_secret(self.home / "rabbitmq.conf", config)
         account.write_secret(self.home / "enabled_plugins", "[].\n")
-        cookie = self.site.state.secret("rabbit_cookie", secrets.token_hex(20))
+        cookie = self.secret("rabbit_cookie", secrets.token_hex(20))
         account.write_secret(self.home / ".erlang.cookie", cookie)
         self._start_epmd()
 
@@ -116,7 +116,7 @@ class Rabbit(LocalServer):
 
     @property
     def _password(self) -> str:
-        return self.site.state.secret("rabbit_password", secrets.token_hex(20))
+        return self.secret("rabbit_password", secrets.token_hex(20))
 
     def _require_rabbit(self) -> RabbitHome:
         if self._rabbit is None:

@@ -63,6 +63,7 @@ class Run:
     dry_run: bool
     pipeline_version: int
     made_before: datetime
+    served: bool  #: a live worker serves the version; without one the new jobs wait, parked
     done: list[Reprocessed] = field(default_factory=list)
     ending: Ending = Ending.DONE
 
@@ -92,7 +93,9 @@ class Reprocessing:
         """Return an empty run about results made before the moment given, or before now by the database's clock."""
         now = await self._stores.registry.now()
         moment = now if made_before is None else min(made_before, now)
-        return Run(dry_run=dry_run, pipeline_version=pipeline_version, made_before=moment)
+        versions, seen_s = self._stores.versions, self._stores.register.seen_s
+        served = await versions.is_served(pipeline_version, seen_s=seen_s)
+        return Run(dry_run=dry_run, pipeline_version=pipeline_version, made_before=moment, served=served)
 
     async def go(self, run: Run, images: AsyncIterator[UUID], *, waiting: Waiting, on_image: OnImage) -> None:
         """Ask for a new result for each image, waiting for places; the run tells what came of it."""

@@ -18,7 +18,7 @@ from random import SystemRandom
 from typing import Any, Literal
 
 from stack.account import choose_account
-from stack.children import Child, ChildSpec, run_once, spawn
+from stack.children import Child, ChildSpec, log_bytes, log_tail, run_once, spawn
 from stack.errors import EnvironmentUnfitError
 from stack.ports import LOOPBACK, settle_ports
 from stack.servers import Servers
@@ -98,10 +98,19 @@ class RoleProcess:
 
     def readiness(self) -> str:
         """Return what the API says of the whole: `ready`, `degraded` or else; empty without an answer."""
+        status = self._ask_ready().get("status", "")
+        # A problem document has the number of the answer there, and is given only when nothing can be accepted.
+        return status if isinstance(status, str) else "unavailable"
+
+    def lacking(self) -> str:
+        """Return in words what the API says is not up: names of components, or else its own word for it."""
+        return lacking_in(self._ask_ready())
+
+    def _ask_ready(self) -> dict[str, Any]:
         with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
             answer: Any = json.loads(self.get("/health/ready")[1])
-            return str(answer.get("status", "")) if isinstance(answer, dict) else ""
-        return ""
+            return answer if isinstance(answer, dict) else {}
+        return {}
 
     def wait_live(self, timeout_s: float = LIVE_S_MAX) -> None:
         """Return when the process answers.
@@ -166,9 +175,10 @@ class Roles:
             EnvironmentUnfitError: it could not be done; the message holds the end of the log.
         """
         spec = self._spec("migrate", ["migrate"], {})
+        start_bytes = log_bytes(spec.log_path)
         child_code = run_once(spec, timeout_s=MIGRATE_S_MAX)
         if child_code != 0:
-            tail = spec.log_path.read_text(errors="replace")[-2000:]
+            tail = log_tail(spec.log_path, since_bytes=start_bytes)
             raise EnvironmentUnfitError(f"the migrations failed with code {child_code}\n{tail}")
 
     def forget(self, process: RoleProcess) -> None:
@@ -179,8 +189,10 @@ class Roles:
 
     def stop(self) -> None:
         """Stop all processes: the API first, so that nothing new is accepted, then the others together."""
-        self._stop_together([process for process in self.processes if process.role == "api"])
-        self._stop_together([process for process in self.processes if process.role in BACKGROUND_ROLES])
+        background = [process for process in self.processes if process.role in BACKGROUND_ROLES]
+        with contextlib.ExitStack() as end:  # one that cannot be ended keeps none of the others
+            end.callback(self._stop_together, background)
+            self._stop_together([process for process in self.processes if process.role == "api"])
 
     def kill(self) -> None:
         """End all processes at once (SIGKILL)."""
@@ -221,6 +233,17 @@ class Roles:
         own = {name: value for name, value in self._environment.items() if not name.startswith("AWS_")}
         own |= {STACK_VARIABLE: self._site.state.load().stack_id, "PYTHONUNBUFFERED": "1"}
         return own if self._account.user is None else {**own, "HOME": str(self.home)}
+
+
+def lacking_in(answer: Mapping[str, Any]) -> str:
+    """Return in words what is not up by an answer of /health/ready; pure."""
+    components = answer.get("components")
+    if isinstance(components, dict):
+        away = [f"{name} is {part}" for name, part in components.items() if part != "up"]
+        if away:
+            return ", ".join(away)
+    said = answer.get("detail") or answer.get("code") or answer.get("status")
+    return f"/health/ready says `{said}`" if said else "/health/ready gives no answer"
 
 
 def _own_port(role: Role, port: int) -> dict[str, str]:

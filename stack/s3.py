@@ -17,7 +17,7 @@ from pathlib import Path
 
 from stack.children import ChildSpec, run_once
 from stack.errors import EnvironmentUnfitError
-from stack.ports import LOOPBACK, weed_sockets
+from stack.ports import LOOPBACK, remove_weed_sockets
 from stack.server import LocalServer
 
 BUCKET = "spillway"
@@ -160,14 +160,11 @@ class S3(LocalServer):
 
     @property
     def _access_key(self) -> str:
-        return self.site.state.secret("s3_access_key", secrets.token_hex(10))
+        return self.secret("s3_access_key", secrets.token_hex(10))
 
     @property
     def _secret_key(self) -> str:
-        return self.site.state.secret("s3_secret_key", secrets.token_hex(20))
+        return self.secret("s3_secret_key", secrets.token_hex(20))
 
     def _remove_sockets(self) -> None:
-        for name in self.port_names:
-            for path in weed_sockets(self.port(name)):
-                with contextlib.suppress(OSError):
-                    path.unlink()
+        remove_weed_sockets(self.site.state.load().ports, self.port_names)

@@ -4,6 +4,7 @@ Invariant: every process that a server starts is recorded in the state file befo
 crash at any moment leaves a record that the next start can clean up by.
 """
 
+import contextlib
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stack.account import Account
-from stack.children import Child, ChildSpec, run_once, spawn
+from stack.children import Child, ChildSpec, log_bytes, log_tail, run_once, spawn
 from stack.errors import EnvironmentUnfitError
 from stack.state import LOG_FOLDER, STACK_VARIABLE, ProcessRecord, StateFile
 
@@ -61,6 +62,7 @@ class LocalServer(ABC):
         self.home = site.folder / self.name
         self.child: Child | None = None
         self._lock = threading.RLock()
+        self._log_start_bytes = 0
 
     @abstractmethod
     def prepare(self) -> None:
@@ -99,6 +101,7 @@ class LocalServer(ABC):
         with self._lock:
             if self.alive:
                 return
+            self._log_start_bytes = log_bytes(self.site.log_path(self.name))
             self.site.account.make_folder(self.home)
             self.prepare()
             self.site.progress(self.name, "starting")
@@ -143,12 +146,20 @@ class LocalServer(ABC):
         return run_once(self._spec(f"{self.name}-tool", args, env or {}), timeout_s=timeout_s)
 
     def log_tail(self) -> str:
-        """Return the end of the server's log."""
-        return self.child.log_tail() if self.child is not None else ""
+        """Return the end of what the server and its tools have logged since its last start."""
+        return log_tail(self.site.log_path(self.name), since_bytes=self._log_start_bytes)
 
     def fail(self, what: str) -> EnvironmentUnfitError:
         """Return the error that says what went wrong, with the end of the log."""
         return EnvironmentUnfitError(f"{self.name}: {what}\n{self.log_tail()}".rstrip())
+
+    def secret(self, name: str, value: str) -> str:
+        """Return the server's secret of this name; `value` becomes it for a folder without data.
+
+        Raises:
+            EnvironmentUnfitError: the secret of existing data is lost.
+        """
+        return self.site.state.secret(name, value, beside=self.home, in_use=self._has_data())
 
     def spawn_recorded(self, spec: ChildSpec, *, port: int | None = None) -> Child:
         """Start a process of this server and record it."""
@@ -165,6 +176,11 @@ class LocalServer(ABC):
             log_path=self.site.log_path(self.name),
             account=self.site.account,
         )
+
+    def _has_data(self) -> bool:
+        with contextlib.suppress(FileNotFoundError):
+            return any((self.home / "data").iterdir())
+        return False
 
     def _launch(self) -> None:
         for left in reversed(range(self.spawns_max)):

@@ -7,6 +7,7 @@ in quorum queues (their log is fsynced); SeaweedFS the names of the newest objec
 filer's index is not). A crash of any of the processes loses nothing.
 """
 
+import contextlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +16,7 @@ from random import SystemRandom
 from stack.account import choose_account
 from stack.errors import EnvironmentUnfitError
 from stack.identity import end_all, marked_processes
-from stack.ports import settle_ports
+from stack.ports import remove_weed_sockets, settle_ports
 from stack.postgres import Postgres, postgres_binaries
 from stack.rabbit import Rabbit
 from stack.rabbit_fetch import cache_folder
@@ -39,8 +40,17 @@ Progress = Callable[[str, str], None]
 class Servers:
     """PostgreSQL, S3 and RabbitMQ of one data folder. All methods block; use them from one thread or several."""
 
-    def __init__(self, folder: Path, environment: Mapping[str, str], *, progress: Progress | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        environment: Mapping[str, str],
+        *,
+        progress: Progress | None = None,
+        state: StateFile | None = None,
+    ) -> None:
         """Prepare without starting anything; `environment` is the caller's and names existing servers.
+
+        `state` is the folder's, of a caller who holds it already.
 
         Raises:
             EnvironmentUnfitError: this machine or user cannot run them.
@@ -48,7 +58,8 @@ class Servers:
         self.folder = folder.absolute()
         self._environment = dict(environment)
         self._lock = FolderLock(self.folder, SERVERS_LOCK_FILE)
-        self.site = make_site(self.folder, environment, progress=progress)
+        self._holds_state = False
+        self.site = make_site(self.folder, environment, progress=progress, state=state)
         self.postgres = None if environment.get(DATABASE_VARIABLE) else Postgres(self.site)
         self.s3 = None if environment.get(S3_VARIABLE) else S3(self.site)
         self.rabbit = None if environment.get(BROKER_VARIABLE) else Rabbit(self.site)
@@ -75,6 +86,9 @@ class Servers:
         state = self.site.state
         if not (self._lock.held or self._lock.acquire()):
             raise EnvironmentUnfitError(f"The servers of {self.folder} are in use by another process.")
+        if not state.held:
+            state.hold(lambda text: self.site.progress("state", text))
+            self._holds_state = True
         reap(state)
         names = [name for server in self.local for name in server.port_names]
         state.change(ports=settle_ports(state.load().ports, names, rng=SystemRandom()))
@@ -96,11 +110,22 @@ class Servers:
 
     def stop(self) -> None:
         """Stop all of them; what is left of their processes is ended too. May be called twice."""
-        with ThreadPoolExecutor(max_workers=max(1, len(self.local))) as threads:
-            for stopped in [threads.submit(server.stop) for server in self.local]:
+        with contextlib.ExitStack() as end:  # each step happens, whatever an earlier one raises
+            end.callback(self._let_go)
+            with ThreadPoolExecutor(max_workers=max(1, len(self.local))) as threads:
+                stops = [threads.submit(server.stop) for server in self.local]
+            for stopped in stops:
                 stopped.result()
-        if self._lock.held:
+
+    def _let_go(self) -> None:
+        if not self._lock.held:
+            return
+        try:
             reap(self.site.state)
+        finally:
+            if self._holds_state:
+                self.site.state.drop()
+                self._holds_state = False
             self._lock.release()
 
     def env(self) -> dict[str, str]:
@@ -110,7 +135,13 @@ class Servers:
         return {**given, **{name: value for server in self.local for name, value in server.env().items()}}
 
 
-def make_site(folder: Path, environment: Mapping[str, str], *, progress: Progress | None = None) -> Site:
+def make_site(
+    folder: Path,
+    environment: Mapping[str, str],
+    *,
+    progress: Progress | None = None,
+    state: StateFile | None = None,
+) -> Site:
     """Return the site of a data folder, whose log folder and state it makes.
 
     Raises:
@@ -120,8 +151,10 @@ def make_site(folder: Path, environment: Mapping[str, str], *, progress: Progres
     cache = cache_folder(environment)
     programs = [postgres_binaries() / "postgres", weed_binary(search_path)]
     account = choose_account([folder / "postgres", cache / "rabbitmq", *programs], search_path=search_path)
-    state = StateFile(folder)
-    site = Site(
+    state = state or StateFile(folder)
+    if state.read() is None:
+        state.change()  # every child bears the stack's id, which must be the same for all
+    return Site(
         folder=folder,
         account=account,
         state=state,
@@ -129,18 +162,22 @@ def make_site(folder: Path, environment: Mapping[str, str], *, progress: Progres
         cache=cache,
         progress=progress or (lambda _name, _text: None),
     )
-    state.change()
-    return site
 
 
 def reap(state: StateFile) -> int:
     """End what an earlier life of this stack has left running and return how many processes that were.
 
-    They are recognised by pid and birth, or by the stack's id in their environment; never by a name.
+    They are recognised by pid and birth, or by the stack's id in their environment; never by a name. What they leave
+    outside the folder goes too.
+
+    Raises:
+        EnvironmentUnfitError: the state cannot be written; everything is ended all the same.
     """
     kept = state.load()
     recorded = [record.identity for record in kept.processes]
     found = end_all(recorded, grace_s=_LEFTOVER_GRACE_S)
     found += end_all(marked_processes(STACK_VARIABLE, kept.stack_id), grace_s=_LEFTOVER_GRACE_S)
-    state.change(processes=())
+    remove_weed_sockets(kept.ports, S3.port_names)
+    if kept.processes:
+        state.change(processes=())
     return len(found)

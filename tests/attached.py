@@ -66,15 +66,15 @@ class Desk:
         assert answer.status_code == 202, answer.text
         return Sent(answer.json()["attachment_id"], uuid.UUID(answer.json()["job_id"]))
 
-    async def claimed(self) -> tuple[Sent, int]:
-        sent = await self.queued()
+    async def claimed(self, *, token: str | None = None) -> tuple[Sent, int]:
+        sent = await self.queued(token=token)
         claim = await self.jobs.claim(sent.job_id, worker_id=uuid.uuid4(), lease_s=60, params=TransformParams())
         assert claim is not None
         return sent, claim.claim_token
 
-    async def ready(self, original: bytes = PHOTO, *, stored: bool = True) -> Sent:
+    async def ready(self, original: bytes = PHOTO, *, stored: bool = True, token: str | None = None) -> Sent:
         """Return a ready attachment whose original is what is given, of any size, in the store or lost by it."""
-        sent, token = await self.claimed()
+        sent, claim_token = await self.claimed(token=token)
         image_id = (await self.line.row(sent.job_id))["image_id"]
         variants = []
         for name, data in VARIANTS.items():
@@ -91,7 +91,7 @@ class Desk:
             len(original),
             hashlib.sha256(original).hexdigest(),
         )
-        await self.jobs.complete(sent.job_id, claim_token=token, variants=tuple(variants))
+        await self.jobs.complete(sent.job_id, claim_token=claim_token, variants=tuple(variants))
         return sent
 
     async def failed(self) -> Sent:

@@ -16,11 +16,10 @@ from uvicorn._types import HTTPScope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from app.api.errors import problem_answer, raw_answer
+from app.api.open_files import Room
 from app.api.wire import Scope, Wire, set_wire, wire_of
 from contracts.errors import ErrorCode, ServiceError
 
-#: Connections that one process keeps open; the next one is answered and closed.
-CONNECTIONS_MAX = 4_000
 #: A refused connection stays open this long, its bytes thrown away, so that its client sees the answer, not a reset.
 LINGER_S = 0.5
 #: Requests that wait behind the one that is being answered; the connection of whoever sends more ends after them.
@@ -42,6 +41,8 @@ class EdgeProtocol(HttpToolsProtocol):
     header_bytes_max = 16 * 1024
     #: Headers must be complete this long after the connection was made or the request began.
     headers_s_max = 10.0
+    #: How many connections are kept open; the next one is answered and closed.
+    room = Room()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -56,8 +57,12 @@ class EdgeProtocol(HttpToolsProtocol):
         """Take a connection, or turn it away when there are too many."""
         super().connection_made(cast("asyncio.Transport", transport))
         self._start_timer()
-        if len(self.connections) > CONNECTIONS_MAX:
-            self._refuse(ServiceError(ErrorCode.BACKLOG_FULL, "Too many connections.", retry_after_s=2))
+        over = len(self.connections) - self.room.connections_max
+        if over > 0:
+            # In a rush of them some may miss their answer, but none is turned away without one for want of a file.
+            linger_s = LINGER_S if over <= self.room.refusals_max / 2 else 0.0
+            error = ServiceError(ErrorCode.BACKLOG_FULL, "Too many connections.", retry_after_s=2)
+            self._refuse(error, linger_s=linger_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the timer."""
@@ -155,13 +160,13 @@ class EdgeProtocol(HttpToolsProtocol):
         cycle: RequestResponseCycle | None = self.cycle
         return cycle is not None and not cycle.response_complete
 
-    def _refuse(self, error: ServiceError) -> None:
+    def _refuse(self, error: ServiceError, *, linger_s: float = LINGER_S) -> None:
         if not self.transport.is_closing():
             self._refused = True
             self._stop_timer()
             self._unset_keepalive_if_required()
             self.transport.write(raw_answer(problem_answer(error)))
-            self._timer = self.loop.call_later(LINGER_S, self.transport.close)
+            self._timer = self.loop.call_later(linger_s, self.transport.close)
 
     def _start_timer(self) -> None:
         self._timer = self.loop.call_later(self.headers_s_max, self._on_slow_headers)
@@ -183,7 +188,7 @@ def _plain(scope: HTTPScope) -> Scope:
     return cast("Scope", scope)
 
 
-def edge_protocol(*, header_bytes_max: int, headers_s_max: float) -> type[EdgeProtocol]:
-    """Return the protocol with its bounds on unfinished headers: bytes and seconds."""
-    limits = {"header_bytes_max": header_bytes_max, "headers_s_max": headers_s_max}
+def edge_protocol(*, header_bytes_max: int, headers_s_max: float, room: Room) -> type[EdgeProtocol]:
+    """Return the protocol with its bounds: bytes and seconds of unfinished headers, and connections."""
+    limits = {"header_bytes_max": header_bytes_max, "headers_s_max": headers_s_max, "room": room}
     return type("EdgeProtocol", (EdgeProtocol,), limits)

@@ -23,6 +23,7 @@ from app.api.content_response import CONTENTS_MAX
 from app.api.edge import edge
 from app.api.health import StoreWatch
 from app.api.metrics import Metrics
+from app.api.open_files import BACKGROUND_CONNECTIONS, CONNECTIONS_MAX, Room, files_max, room_of
 from app.api.protocol import edge_protocol
 from app.api.services import Services
 from app.api.waiting import POLL_INTERVAL_S, Waiters
@@ -41,8 +42,6 @@ from app.places import Places
 from app.reserving import Reserving
 from app.uploads import Uploads
 
-#: Connections that a request may wait for are none of these: leases, snapshots and reports must not starve.
-BACKGROUND_CONNECTIONS = 2
 #: A client is told that the database is away soon, rather than kept waiting for a connection.
 ACQUIRE_TIMEOUT_S_MAX = 1.0
 STORE_PROBE_INTERVAL_S = 2.0
@@ -107,7 +106,11 @@ def _server_config(app: Any, settings: Settings) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         loop="none",
-        http=edge_protocol(header_bytes_max=settings.header_bytes_max, headers_s_max=settings.upload_idle_s_max),
+        http=edge_protocol(
+            header_bytes_max=settings.header_bytes_max,
+            headers_s_max=settings.upload_idle_s_max,
+            room=_room(settings),
+        ),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -120,6 +123,14 @@ def _server_config(app: Any, settings: Settings) -> uvicorn.Config:
     )
 
 
+def _room(settings: Settings) -> Room:
+    files = files_max()
+    room = room_of(settings, files_max=files)
+    if room.connections_max < CONNECTIONS_MAX:
+        logger().warning("api.connections_cut", files_max=files, connections_max=room.connections_max)
+    return room
+
+
 @asynccontextmanager
 async def _opened(settings: Settings, process: Process) -> AsyncIterator[_Opened]:
     pool = pool_settings(settings, role="api")
@@ -129,15 +140,17 @@ async def _opened(settings: Settings, process: Process) -> AsyncIterator[_Opened
     async with contextlib.AsyncExitStack() as stack:
         database = await open_database(pool)
         stack.push_async_callback(database.close)
+        # For leases, snapshots and reports, which must not starve: no request waits for one of these.
         background = await open_database(replace(pool, connections_max=BACKGROUND_CONNECTIONS))
         stack.push_async_callback(background.close)
         store = await stack.enter_async_context(ObjectStore.open(stores))
         reading = replace(store_settings(settings), connections_max=CONTENTS_MAX)
         contents = await stack.enter_async_context(ObjectStore.open(reading))
-        metrics = Metrics(slot=process.slot)
+        metrics, store_watch = Metrics(slot=process.slot), StoreWatch()
         jobs, views = JobStore(database), JobViews(database)
         leases = JobStore(background)
-        uploads = Uploads(settings, jobs=jobs, leases=leases, store=store, count_failure=metrics.count_failure)
+        count_failure = store_watch.noting(metrics.count_failure)
+        uploads = Uploads(settings, jobs=jobs, leases=leases, store=store, count_failure=count_failure)
         admission = Admission(settings, monotonic_s=monotonic_s, rng=random.SystemRandom())
         reserving = Reserving(jobs=jobs, admission=admission, count_failure=metrics.count_failure)
         services = Services(
@@ -154,7 +167,7 @@ async def _opened(settings: Settings, process: Process) -> AsyncIterator[_Opened
             places=Places(settings, jobs=jobs, store=store, reserving=reserving, count_failure=metrics.count_failure),
             authenticator=_authenticator(settings, database),
             metrics=metrics,
-            store_watch=StoreWatch(),
+            store_watch=store_watch,
             waiters=Waiters(views.changed, waiters_max=settings.prefer_waiters_max),
             metrics_dir=process.metrics_dir,
         )
@@ -182,8 +195,8 @@ async def _looping(opened: _Opened) -> AsyncIterator[None]:
         await register.report(ProcessReport())
 
     async def probe() -> None:
-        services.store_watch.up = await services.store.probe()
-        if not services.store_watch.up:
+        # By the readers' clients: a write that the store leaves unanswered must not last as long as an upload may.
+        if not await services.store_watch.probe(services.contents):
             services.metrics.count_failure("store", "probe")
 
     steps: list[tuple[str, Callable[[], Awaitable[None]], float]] = [

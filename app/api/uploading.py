@@ -52,6 +52,7 @@ class Uploading:
                 attachment_id=attachment_id,
                 sha256=admitted.asked.promise.file_sha256,
             )
+        services.store_watch.note_write()
         services.metrics.accepted.inc()
         services.metrics.upload_bytes.inc(source.source_bytes)
         services.metrics.upload_seconds.observe(monotonic_s() - since_s)

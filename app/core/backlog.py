@@ -125,5 +125,5 @@ class Backlog:
         """
         row = await self._db.one(self._sql.gauges)
         if row is None:
-            raise LookupError("the gate row is missing: run the migrations")
+            raise LookupError("the gate row is missing: `spillway doctor --mend` writes it anew")
         return Gauges(**dict(row))

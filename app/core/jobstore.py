@@ -351,10 +351,6 @@ class JobStore:
         )
         return ReplayOutcome(answer)
 
-    async def expire(self, job_id: UUID) -> bool:
-        """End a final job's retention; its objects are swept afterwards."""
-        return bool(await self._db.value(self._sql.expire, job_id=job_id))
-
     async def erase_image(self, image_id: UUID, *, owner: str) -> EraseOutcome | None:
         """Cancel and expire every job of an owner's image; None when there is no such image."""
         answer = await self._db.value(self._sql.erase_image, image_id=image_id, owner=owner)

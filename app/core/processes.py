@@ -43,6 +43,7 @@ class Snapshot:
     workers: int
     relays: int
     janitors: int
+    read_only: bool = False  #: the database answers and takes no writes
 
 
 class ProcessRegister:
@@ -84,7 +85,7 @@ class ProcessRegister:
         """Return the system's state as admission and readiness need it."""
         row = await self._db.one(self._sql.snapshot, seen_s=self.seen_s)
         if row is None:
-            raise LookupError("the gate row is missing: run the migrations")
+            raise LookupError("the gate row is missing: `spillway doctor --mend` writes it anew")
         return Snapshot(**dict(row))
 
 

@@ -7,6 +7,9 @@ from app.core.postgres import Database, load_queries
 from app.core.registry import AUDIT_ROWS_MAX, DEAD_LETTER_ROWS_MAX
 from app.core.settings import AUDIT_KEEP_S, Settings
 
+#: Sorts before every id that is drawn.
+_BEFORE_ALL = UUID(int=0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keep:
@@ -52,6 +55,7 @@ class Retention:
         self._keep = keep
         self._lease_s = lease_s
         self._rows_max = rows_max
+        self._images_after = _BEFORE_ALL
 
     async def expire_due(self) -> list[UUID]:
         """Expire final jobs past their time; never one that a living message names."""
@@ -83,7 +87,16 @@ class Retention:
     async def delete_expired(self) -> int:
         """Delete rows of expired jobs after their last sweep and their time of answering 410; returns how many."""
         rows = await self._db.many(self._sql.delete_expired, gone_s=self._keep.gone_s, rows_max=self._rows_max)
+        await self._delete_left_images()
         return len(rows)
+
+    async def _delete_left_images(self) -> None:
+        """Delete images that lost their last jobs to two sweeps at once: a page of ids each time, round and round."""
+        page = await self._db.one(
+            self._sql.delete_left_images, after_id=self._images_after, lease_s=self._lease_s, rows_max=self._rows_max
+        )
+        more = page is not None and page["looked_at"] == self._rows_max
+        self._images_after = page["last_id"] if page is not None and more else _BEFORE_ALL
 
     async def delete_expired_keys(self) -> int:
         """Delete keys past their lifetime; returns how many."""

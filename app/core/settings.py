@@ -4,9 +4,11 @@
 """
 
 import re
+from collections.abc import Callable, Collection
 from typing import Annotated, Literal, Self
+from urllib.parse import parse_qs, urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationInfo, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from app.core.crashpoints import CrashPoint
@@ -16,6 +18,12 @@ from contracts.messages import PIPELINE_VERSION
 PREFIX = "SPILLWAY_"
 #: 90 days.
 AUDIT_KEEP_S = 90 * 86_400.0
+#: Ten years: added to the present twice over, it still is a moment that the database and the language can write.
+LIFETIME_S_MAX = 10 * 365 * 86_400.0
+#: A day: a retry that comes later than that comes after most deadlines.
+PAUSE_S_MAX = 86_400.0
+#: An hour for one image: longer than any place in the line is worth.
+IMAGE_S_MAX = 3600.0
 
 #: Scheme, host and port as a browser writes them: no path, no wildcard.
 _ORIGIN = re.compile(r"https?://[a-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9a-f:]+\](:[0-9]{1,5})?")
@@ -38,6 +46,38 @@ def _rising(versions: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(sorted(set(versions)))
 
 
+def _server_url(url: str, name: str | None, schemes: Collection[str]) -> str:
+    """Return a server's URL with its scheme as the clients write it: the first one where two mean the same.
+
+    The URL itself is in no message: there may be a password in it.
+    """
+    variable, wanted = f"{PREFIX}{name}".upper(), " or ".join(f"{scheme}://HOST:PORT" for scheme in schemes)
+    try:
+        parts = urlsplit(url)
+        port = None if "," in parts.netloc else parts.port  # several hosts, which PostgreSQL's client takes
+        host = parts.hostname or ("postgresql" in schemes and parse_qs(parts.query).get("host"))
+    except ValueError:  # its text repeats what could not be read
+        raise ValueError(f"{variable} is no URL: write {wanted}") from None
+    if parts.scheme not in schemes:
+        raise ValueError(f"{variable} has no scheme that its client takes: write {wanted}")
+    if not host or port == 0:
+        raise ValueError(f"{variable} names no host, or no port, that could be reached: write {wanted}")
+    scheme = "postgresql" if parts.scheme == "postgres" else parts.scheme
+    return scheme + url.strip()[len(parts.scheme) :]
+
+
+def _names_server(*schemes: str) -> Callable[[str, ValidationInfo], str]:
+    return lambda url, info: _server_url(url, info.field_name, schemes)
+
+
+def _names_server_in_secret(*schemes: str) -> Callable[[SecretStr, ValidationInfo], SecretStr]:
+    return lambda url, info: SecretStr(_server_url(url.get_secret_value(), info.field_name, schemes))
+
+
+HttpUrl = Annotated[str, AfterValidator(_names_server("http", "https"))]
+DatabaseUrl = Annotated[SecretStr, AfterValidator(_names_server_in_secret("postgresql", "postgres"))]
+BrokerUrl = Annotated[SecretStr, AfterValidator(_names_server_in_secret("amqp", "amqps"))]
+
 #: Written with commas or spaces between.
 Versions = Annotated[tuple[int, ...], NoDecode, BeforeValidator(_split), AfterValidator(_rising)]
 Origins = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split), AfterValidator(_exact)]
@@ -46,20 +86,27 @@ Origins = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split), AfterVal
 class Settings(BaseSettings):
     """Everything a role can be told. A bad value ends the start with the variable's name."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore", env_ignore_empty=True)
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX,
+        frozen=True,
+        extra="ignore",
+        env_ignore_empty=True,
+        # Inputs are passwords, and URLs with passwords.
+        hide_input_in_errors=True,
+    )
 
     # Servers
-    database_url: SecretStr = SecretStr("postgresql://spillway@127.0.0.1:5432/spillway")
-    database_listen_url: SecretStr | None = None
+    database_url: DatabaseUrl = SecretStr("postgresql://spillway@127.0.0.1:5432/spillway")
+    database_listen_url: DatabaseUrl | None = None
     database_pool_connections_max: int = Field(default=16, ge=2, le=200)
     database_acquire_timeout_s: float = Field(default=2.0, gt=0, le=60)
     database_statement_timeout_s: float = Field(default=2.0, gt=0, le=5)
-    broker_url: SecretStr = SecretStr("amqp://guest:guest@127.0.0.1:5672/")
+    broker_url: BrokerUrl = SecretStr("amqp://guest:guest@127.0.0.1:5672/")
     broker_prefix: str = Field(default="spillway", pattern=r"^[a-z][a-z0-9_-]{0,40}$")
     broker_timeout_s: float = Field(default=5.0, gt=0, le=60)
     broker_heartbeat_s: int = Field(default=5, ge=1, le=60)
-    s3_endpoint_url: str = "http://127.0.0.1:8333"
-    s3_public_url: str | None = None
+    s3_endpoint_url: HttpUrl = "http://127.0.0.1:8333"
+    s3_public_url: HttpUrl | None = None
     s3_region: str = "us-east-1"
     s3_bucket: str = Field(default="spillway", min_length=3, max_length=63)
     s3_access_key: SecretStr = SecretStr("")
@@ -84,7 +131,7 @@ class Settings(BaseSettings):
     result_link_s: int = Field(default=900, ge=60, le=86_400)
     result_link_window_s: int = Field(default=300, ge=1, le=86_400)
     place_deadline_s: float = Field(default=300.0, gt=0, le=3600)
-    key_lifetime_s: float = Field(default=86_400.0, gt=0)
+    key_lifetime_s: float = Field(default=86_400.0, gt=0, le=LIFETIME_S_MAX)
     replays_per_owner_max: int = Field(default=4, ge=1, le=1000)
     prefer_wait_s_max: float = Field(default=30.0, ge=0, le=300)
     prefer_waiters_max: int = Field(default=2000, ge=1, le=100_000)
@@ -102,21 +149,21 @@ class Settings(BaseSettings):
     admission_snapshot_s: float = Field(default=0.25, gt=0, le=5)
 
     # Jobs
-    job_deadline_s: float = Field(default=86_400.0, gt=0)
+    job_deadline_s: float = Field(default=86_400.0, gt=0, le=LIFETIME_S_MAX)
     job_lease_s: float = Field(default=30.0, ge=2, le=3600)
     job_attempts_max: int = Field(default=5, ge=1, le=100)
-    retry_base_s: float = Field(default=1.0, gt=0)
-    retry_cap_s: float = Field(default=60.0, gt=0)
+    retry_base_s: float = Field(default=1.0, gt=0, le=PAUSE_S_MAX)
+    retry_cap_s: float = Field(default=60.0, gt=0, le=PAUSE_S_MAX)
 
     # Retention
-    ready_keep_s: float = Field(default=30 * 86_400.0, gt=0)
-    failed_keep_s: float = Field(default=7 * 86_400.0, gt=0)
-    cancelled_keep_s: float = Field(default=86_400.0, gt=0)
-    message_keep_s: float = Field(default=365 * 86_400.0, gt=0)
-    expired_answers_s: float = Field(default=7 * 86_400.0, gt=0)
+    ready_keep_s: float = Field(default=30 * 86_400.0, gt=0, le=LIFETIME_S_MAX)
+    failed_keep_s: float = Field(default=7 * 86_400.0, gt=0, le=LIFETIME_S_MAX)
+    cancelled_keep_s: float = Field(default=86_400.0, gt=0, le=LIFETIME_S_MAX)
+    message_keep_s: float = Field(default=365 * 86_400.0, gt=0, le=LIFETIME_S_MAX)
+    expired_answers_s: float = Field(default=7 * 86_400.0, gt=0, le=LIFETIME_S_MAX)
     failed_source_bytes_max: int = Field(default=4 * 1024**3, ge=0)
-    superseded_keep_s: float | None = Field(default=None, gt=0)
-    audit_keep_s: float = Field(default=AUDIT_KEEP_S, gt=0)
+    superseded_keep_s: float | None = Field(default=None, gt=0, le=LIFETIME_S_MAX)
+    audit_keep_s: float = Field(default=AUDIT_KEEP_S, gt=0, le=LIFETIME_S_MAX)
 
     # Worker
     worker_concurrency: int = Field(default=2, ge=1, le=256)
@@ -147,8 +194,8 @@ class Settings(BaseSettings):
     image_pixels_max: int = Field(default=ImageLimits().pixels_max, ge=1)
     image_avif_pixels_max: int = Field(default=ImageLimits().avif_pixels_max, ge=1)
     image_side_px_max: int = Field(default=ImageLimits().side_px_max, ge=1)
-    image_cpu_s_max: float = Field(default=ImageLimits().cpu_s_max, gt=0)
-    image_wall_s_max: float = Field(default=ImageLimits().wall_s_max, gt=0)
+    image_cpu_s_max: float = Field(default=ImageLimits().cpu_s_max, gt=0, le=IMAGE_S_MAX)
+    image_wall_s_max: float = Field(default=ImageLimits().wall_s_max, gt=0, le=IMAGE_S_MAX)
     image_memory_bytes_max: int = Field(default=ImageLimits().memory_bytes_max, ge=192 * 1024**2)
     webp_effort: int = Field(default=TransformParams().webp_effort, ge=0, le=6)
     webp_quality: int = Field(default=TransformParams().webp_quality, ge=1, le=100)

@@ -97,6 +97,11 @@ class Versions:
         """Return how many jobs are parked, `PARKED_COUNT_MAX` for that many or more."""
         return int(await self._db.value(self._sql.count_parked, rows_max=PARKED_COUNT_MAX))
 
+    async def is_served(self, pipeline_version: int, *, seen_s: float) -> bool:
+        """Return whether a worker seen within `seen_s` serves a version of the pipeline."""
+        sql = self._sql.is_version_served
+        return bool(await self._db.value(sql, pipeline_version=pipeline_version, seen_s=seen_s))
+
     async def announce_parked(self, *, seen_s: float, rows_max: int) -> list[UUID]:
         """Announce the parked jobs whose version a worker seen within `seen_s` serves; they are parked no more."""
         rows = await self._db.many(self._sql.announce_parked, seen_s=seen_s, rows_max=rows_max)

@@ -128,6 +128,42 @@ async def test_a_server_that_stays_silent_about_the_job_is_given_up(file: Path) 
     async with scripted({UPLOAD: [accepted()], LOOK: [Reply(status=None)]}) as script:
         submission = await submit(script, file)
     assert (submission.ending, submission.job_id) == (Ending.UNREACHABLE, "7")
+    assert "broke off" in str(submission.message)
+
+
+async def test_a_server_that_keeps_failing_is_told_by_its_status(file: Path) -> None:
+    async with scripted({UPLOAD: [accepted()], LOOK: [Reply(status=500, body=b"")]}) as script:
+        submission = await submit(script, file)
+    assert (submission.ending, submission.job_id, submission.ok) == (Ending.SERVER_ERROR, "7", False)
+    assert submission.message == "the server answered 500 Said"
+    async with scripted({UPLOAD: [Reply(status=500, body=b"")]}) as script:
+        submission = await submit(script, file)
+    assert (submission.ending, submission.message) == (Ending.REFUSED, "the server answered 500 Said")
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        (Reply(status=None), "broke off"),
+        (None, "nobody answers"),
+        (Reply(headers={"Content-Length": "x"}), "broke off"),
+    ],
+)
+async def test_why_there_is_no_answer_is_said_in_words(file: Path, reply: Reply | None, said: str) -> None:
+    async with scripted({UPLOAD: [reply or Reply()], LOOK: [Reply(status=None)]}) as script:
+        address = script.url
+        if reply is not None:
+            submission = await submit(script, file)
+    if reply is None:
+        (submission,) = await submit_files([file], url=address, token=TOKEN, patience=QUICK)
+    assert submission.ending is Ending.UNREACHABLE
+    assert said in str(submission.message)
+
+
+async def test_a_job_whose_address_is_none_is_given_up(file: Path) -> None:
+    async with scripted({UPLOAD: [accepted(Location="http://[::1")]}) as script:
+        submission = await submit(script, file)
+    assert (submission.ending, "named no address" in str(submission.message)) == (Ending.UNREACHABLE, True)
 
 
 async def test_the_deadline_ends_everything_and_tells_which_job_goes_on(file: Path) -> None:

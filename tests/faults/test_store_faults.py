@@ -57,9 +57,10 @@ async def test_a_store_without_room_refuses_uploads_and_keeps_the_jobs(line: Lin
     await line.start("api", "worker", "janitor", **SILENT_SOON)
     job_ids = await line.accepted(range(3))
     async with full_disk(servers):
+        await wait_component(line, "store", "up")  # it answers, and no upload has met with it
         refused = await codes_of_uploads(line, 4)
         assert refused == {"dependency_unavailable": 4}
-        await wait_component(line, "store", "away")  # though it answers
+        await wait_component(line, "store", "away")
         await line.start("relay")  # what it announces meets a worker that finds a full store
         await jobs_go_back(line)
     await wait_component(line, "store", "up")

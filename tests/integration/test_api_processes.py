@@ -2,19 +2,29 @@
 
 import asyncio
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from random import SystemRandom
 
 import psutil
 import pytest
 
+from app.api.open_files import room_of
+from app.core.settings import Settings
+from stack.ports import free_port
 from stack.roles import RoleProcess
 from stack.servers import Servers
-from tests.edge import Connection, api_of, body, children_of, exchange, head, open_edge, post
+from tests.edge import Connection, api_of, body, children_of, exchange, head, open_edge, post, request
 from tests.line import Line, photo, until
+from tests.repo.tidy.sources import ROOT
 
 PHOTO = photo(1)
 PROCESSES = 2
+#: More clients than a process may have files.
+FILES_MAX, CLIENTS = 256, 400
+ASK_LIVE = head(None, method="GET", path="/health/live")
 GRACE_S = 6.0
 
 
@@ -77,6 +87,51 @@ async def test_a_process_that_dies_again_and_again_is_replaced_ever_later_and_ne
     await until_children(api, but=frozenset(gone))
     await asyncio.to_thread(api.wait_live)
     assert (await post(line, body(PHOTO))).status == 202
+
+
+@asynccontextmanager
+async def api_with_few_files(line: Line) -> AsyncIterator[int]:
+    """Lend the port of an API of one process that may open no more than FILES_MAX files."""
+    port = free_port((), SystemRandom())
+    process = await asyncio.create_subprocess_exec(
+        *("/bin/sh", "-c", f'ulimit -n {FILES_MAX} && exec "$@"', "sh", sys.executable, "-m", "stack.cli", "api"),
+        env={**line.env, "SPILLWAY_API_PORT": str(port), "SPILLWAY_API_PROCESSES": "1"},
+        cwd=ROOT,
+    )
+
+    async def lives() -> bool:
+        with suppress(OSError, asyncio.IncompleteReadError):
+            return (await exchange(port, ASK_LIVE)).status == 200
+        return False
+
+    try:
+        await until(lives, timeout_s=30, what="it answers")
+        yield port
+        await until(lives, timeout_s=15, what="it answers again")
+        assert (await exchange(port, request(line.token, body(PHOTO)))).status == 202
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+async def test_clients_for_whom_a_process_has_no_files_are_told_so(line: Line) -> None:
+    """None of them is reset: a connection that is not even accepted could not be answered."""
+    served_max = room_of(Settings(), files_max=FILES_MAX).connections_max
+    async with api_with_few_files(line) as port:
+        clients = [Connection(*await asyncio.open_connection("127.0.0.1", port)) for _ in range(CLIENTS)]
+        said = [asyncio.ensure_future(client.reader.readline()) for client in clients]
+
+        async def answered() -> bool:
+            return sum(line.done() for line in said) >= CLIENTS - served_max
+
+        try:
+            await until(answered, timeout_s=8, what="whoever finds no room has an answer")
+            assert {line.result()[:13] for line in said if line.done()} == {b"HTTP/1.1 503 "}
+            assert (await exchange(port, ASK_LIVE)).code == "backlog_full"
+        finally:
+            for client in clients:
+                client.abort()
+            await asyncio.wait(said)
 
 
 async def test_on_sigterm_the_upload_in_hand_ends_and_nothing_more_is_admitted(line: Line, api: RoleProcess) -> None:

@@ -10,6 +10,7 @@ import pytest
 from contracts.errors import FailureCode, Language, failure_message
 from stack.servers import Servers
 from tests.attached import ATTACHMENTS, PHOTO, VARIANTS, Desk, Sent, open_desk
+from tests.books import expired
 from tests.edge import PROBLEM, open_edge
 
 ALWAYS = {"attachment_id", "job_id", "image_id", "status", "original", "created_at"}
@@ -107,7 +108,7 @@ async def test_one_that_a_message_names_says_so_and_lives_as_long(desk: Desk) ->
 
 async def test_an_erased_attachment_is_gone(desk: Desk) -> None:
     sent = await desk.ready()
-    assert await desk.jobs.expire(sent.job_id)
+    assert await expired(desk.line.raw, sent.job_id)
     answer = await desk.get(sent.path)
     assert (answer.status_code, answer.json()["code"]) == (410, "expired")
 

@@ -14,6 +14,7 @@ from app.api.content_response import CONTENTS_MAX, OWNER_CONTENTS_MAX, PIECE_S_M
 from contracts.keys import original_key
 from stack.servers import Servers
 from tests.attached import MESSAGES, PHOTO, VARIANTS, Desk, Sent, open_desk
+from tests.books import expired
 from tests.edge import Connection, api_of, children_of, connect, exchange, head, open_edge
 from tests.line import until
 
@@ -40,8 +41,8 @@ async def big(desk: Desk) -> Sent:
     return await desk.ready(BIG)
 
 
-def content_request(desk: Desk, sent: Sent) -> bytes:
-    return head(desk.line.token, method="GET", path=f"{sent.path}/content", content_type=None)
+def content_request(desk: Desk, sent: Sent, *, token: str | None = None) -> bytes:
+    return head(token or desk.line.token, method="GET", path=f"{sent.path}/content", content_type=None)
 
 
 async def test_the_original_is_sent_as_it_was_with_headers_of_our_own(desk: Desk, photo: Sent) -> None:
@@ -175,7 +176,7 @@ async def test_a_failed_one_will_not_be_ready_by_waiting(desk: Desk) -> None:
 
 async def test_an_erased_one_is_gone(desk: Desk) -> None:
     sent = await desk.ready()
-    assert await desk.jobs.expire(sent.job_id)
+    assert await expired(desk.line.raw, sent.job_id)
     answer = await desk.get(f"{sent.path}/content")
     assert (answer.status_code, answer.json()["code"]) == (410, "expired")
 
@@ -213,6 +214,8 @@ async def test_a_big_content_is_whole_and_takes_little_memory_from_many_readers(
 
 async def test_readers_who_vanish_leave_nothing_behind(desk: Desk, big: Sent) -> None:
     """More of them than there are turns or connections; afterwards all turns are free and no connection is held."""
+    tokens = [await desk.other_token() for _ in range(CONTENTS_MAX // OWNER_CONTENTS_MAX)]
+    owned = [(token, await desk.ready(BIG, token=token)) for token in tokens]
     before = store_connections(desk)
     for _ in range(3 * CONTENTS_MAX // OWNER_CONTENTS_MAX):
         await asyncio.gather(*(read_in_part(desk, big, 100_000) for _ in range(OWNER_CONTENTS_MAX // 2)))
@@ -221,9 +224,15 @@ async def test_readers_who_vanish_leave_nothing_behind(desk: Desk, big: Sent) ->
         return store_connections(desk) <= before
 
     await until(let_go, timeout_s=10, what="connections to the store closed")
-    held = [await held_reader(desk, big) for _ in range(OWNER_CONTENTS_MAX)]
+    held = [await held_reader(desk, sent, token=token) for token, sent in owned for _ in range(OWNER_CONTENTS_MAX)]
+    refused = await desk.get(f"{big.path}/content")
+    assert (len(held), refused.status_code) == (CONTENTS_MAX, 503), "a turn was left, or taken by nobody"
+    for connection in held:
+        await connection.reader.readuntil(b"\r\n\r\n")
+        assert await connection.reader.readexactly(MIB) == BIG[:MIB]
     for connection in held:
         connection.abort()
+    await until(let_go, timeout_s=10, what="connections to the store closed again")
 
 
 async def test_an_owner_reads_so_many_at_once_and_others_still_read(desk: Desk, big: Sent, photo: Sent) -> None:
@@ -298,11 +307,11 @@ async def read_in_part(desk: Desk, sent: Sent, size_bytes: int) -> None:
         await connection.reader.readexactly(size_bytes)
 
 
-async def held_reader(desk: Desk, sent: Sent) -> Connection:
+async def held_reader(desk: Desk, sent: Sent, *, token: str | None = None) -> Connection:
     """Begin to read a content and go no further."""
     reader, writer = await asyncio.open_connection("127.0.0.1", api_of(desk.line).port)
     connection = Connection(reader, writer)
-    await connection.send(content_request(desk, sent))
+    await connection.send(content_request(desk, sent, token=token))
     assert b" 200 " in await reader.readuntil(b"\r\n")
     return connection
 

@@ -176,7 +176,7 @@ async def cook_books(hand: Hand) -> dict[Kind, set[str]]:
 async def test_every_kind_is_found_and_mended_and_then_nothing_is_found(hand: Hand) -> None:
     line = hand.line
     expected = {**await make_objects(hand), **await lose_objects(hand), **await cook_books(hand)}
-    assert set(expected) == set(Kind)
+    assert set(expected) == set(Kind) - {Kind.GATE_MISSING}, "without a gate there is nothing that could differ"
     await grow_old(line)
 
     # No worker is there whose reports it would have to wait for.

@@ -30,7 +30,7 @@ from app.core.postgres import Database, PoolSettings, open_database
 from app.core.retention import Keep, Retention
 from contracts.errors import FailureCode
 from contracts.images import ImageFormat, TransformParams
-from contracts.jobs import FINAL, UNFINISHED, JobState
+from contracts.jobs import FINAL, JobState
 from stack.servers import Servers
 from tests.books import VARIANTS
 from tests.conftest import TEMPLATE_DATABASE
@@ -43,6 +43,7 @@ KEYS = ("k1", "k2")
 ENDS = ("complete", "fail", "retry")
 BOUNDS = Bounds(jobs_max=JOBS_MAX, staging_bytes_max=None, owner_jobs_max=OWNER_JOBS_MAX)
 DAY_S = 86_400.0
+UNFINISHED = frozenset(JobState) - FINAL - {JobState.DROPPED}
 KEEP = Keep(
     ready_s=DAY_S, failed_s=DAY_S, cancelled_s=DAY_S, message_s=DAY_S, gone_s=DAY_S, failed_source_bytes_max=10**9
 )

@@ -15,7 +15,7 @@ from contracts.images import TransformParams
 from contracts.jobs import TRANSITIONS, JobState
 from contracts.limits import DEATHS_MAX
 from contracts.messages import PIPELINE_VERSION
-from tests.books import DAY_S, NO_BOUNDS, OWNER, SOURCE, VARIANTS, Books
+from tests.books import DAY_S, NO_BOUNDS, OWNER, SOURCE, VARIANTS, Books, expired
 
 
 async def test_the_database_knows_the_arrows_of_the_contract_and_no_others(books: Books) -> None:
@@ -316,8 +316,8 @@ async def test_a_ready_job_cannot_be_replayed_but_expires_once(books: Books) -> 
     await books.jobs.complete(claim.job_id, claim_token=1, variants=VARIANTS)
     answer = await books.jobs.replay(claim.job_id, bounds=NO_BOUNDS, job_deadline_s=DAY_S, who="test")
     assert answer is ReplayOutcome.NOT_FAILED
-    assert await books.jobs.expire(claim.job_id)
-    assert not await books.jobs.expire(claim.job_id)
+    assert await expired(books.raw, claim.job_id)
+    assert not await expired(books.raw, claim.job_id)
 
 
 async def test_reservations_are_shown_to_nobody_and_jobs_to_their_owner_only(books: Books) -> None:

@@ -11,6 +11,7 @@ import pytest
 from app.api.attachment_schemas import TEXT_CHARS_MAX
 from stack.servers import Servers
 from tests.attached import MESSAGES, Desk, open_desk
+from tests.books import expired
 from tests.edge import open_edge
 
 ATTACHMENTS_MAX = 4
@@ -79,7 +80,7 @@ async def test_attachments_are_added_to_a_message_that_is_there(desk: Desk) -> N
 async def test_an_expired_attachment_shows_only_that(desk: Desk) -> None:
     sent = await desk.ready()
     message_id = await desk.message(sent)
-    assert await desk.jobs.expire(sent.job_id)
+    assert await expired(desk.line.raw, sent.job_id)
     (shown,) = (await desk.get(f"{MESSAGES}/{message_id}")).json()["attachments"]
     assert shown["status"] == "expired"
     assert not {"original", "variants", "error"} & set(shown)
@@ -103,7 +104,7 @@ async def test_what_is_not_there_or_not_ones_own_cannot_be_named(desk: Desk) -> 
     message_id = await desk.message()
     before = await desk.count("messages")
     erased = await desk.ready()
-    assert await desk.jobs.expire(erased.job_id)
+    assert await expired(desk.line.raw, erased.job_id)
     for missing in (foreign.attachment_id, erased.attachment_id, str(uuid.uuid4())):
         ids = {"attachment_ids": [own.attachment_id, missing]}
         for path, document in ((MESSAGES, {"text": "a", **ids}), (f"{MESSAGES}/{message_id}/attachments", ids)):

@@ -141,6 +141,13 @@ async def test_a_database_that_is_away_ends_with_3(operator: Operator) -> None:
     assert (ended, out, "Traceback" in err) == (3, "", False)
 
 
+async def test_a_run_with_nothing_to_do_says_so(operator: Operator) -> None:
+    for name in ("replay", "reprocess"):
+        done = await operator.run(name, "--all", "--dry-run")
+        assert (done[0], done[1], done[2].splitlines()[-1]) == (0, "", f"nothing to {name}")
+        assert "" not in done[2].splitlines()
+
+
 async def test_a_dry_run_says_what_would_be_and_changes_nothing(operator: Operator) -> None:
     here, gone, waiting = await operator.failed(), await operator.failed(), await operator.books.queued()
     await operator.books.raw.execute("UPDATE spillway.jobs SET source_gone_at = now() WHERE id = $1", gone)
@@ -165,6 +172,7 @@ async def test_a_replayed_job_tells_who_and_what_it_was(operator: Operator) -> N
     ended, _, err = await operator.run("show", str(job_id))
     assert ended == 0
     assert "command line" in err
+    assert "attempts spent" in err
     assert (await operator.object("show", str(uuid.UUID(int=7)), code=1)) == {"job": None, "audit": []}
 
 

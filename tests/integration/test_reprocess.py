@@ -25,6 +25,7 @@ from stack.roles import Roles
 from stack.servers import Servers
 from tests.albums import KEEP, TERMS
 from tests.attached import PHOTO, VARIANTS, Desk, Sent, open_desk
+from tests.books import expired
 from tests.edge import open_edge
 from tests.line import Line, open_line, until
 from tests.reference import reference_hashes
@@ -163,7 +164,7 @@ async def test_what_an_attempt_in_vain_stored_is_swept_without_touching_the_imag
         assert await desk.jobs.fail(job_id, claim_token=token, code=FailureCode.INTERNAL) is JobState.CANCELLED
     else:
         assert await desk.jobs.fail(job_id, claim_token=token, code=FailureCode.INTERNAL) is JobState.FAILED
-        await desk.jobs.expire(job_id)
+        await expired(desk.line.raw, job_id)
     retention = Retention(desk.database, keep=KEEP, lease_s=30.0, rows_max=100)
     backlog = Backlog(desk.database, rows_max=100)
     await Cleaner(retention=retention, backlog=backlog, objects=desk.line.objects).sweep_gone()
@@ -317,8 +318,10 @@ async def test_a_dry_run_changes_nothing_and_parked_jobs_are_listed(line: Line, 
     await line.wait_ready([job_id])
     dry = await command(line, environment, "reprocess", "--all", "--dry-run")
     assert (dry.code, dry.document["counts"], len(await line.rows())) == (0, {"queued": 1}, 1)
+    assert "no live worker serves" not in dry.errors
     told = await command(line, environment, "reprocess", "--all", "--pipeline-version", "2")
     made = told.document["outcomes"][0]["job_id"]
+    assert "no live worker serves pipeline version 2" in told.errors
 
     async def listed() -> Any:
         return (await command(line, environment, "parked")).document["jobs"]

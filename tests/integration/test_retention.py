@@ -3,13 +3,17 @@
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
+import asyncpg
 import pytest
 
 from app.core.backlog import Backlog
 from app.core.jobstore import Bounds, ReplayOutcome
 from app.core.messages import MessageStore
+from app.core.postgres import load_queries
 from app.core.retention import Keep, Retention
 from contracts.keys import original_key, staging_key
 from stack.servers import Servers
@@ -78,6 +82,15 @@ class Keeper:
 def cleaner_of(hand: Hand, keep: Keep) -> Cleaner:
     retention = Retention(hand.database, keep=keep, lease_s=LEASE_S, rows_max=ROWS_MAX)
     return Cleaner(retention=retention, backlog=Backlog(hand.database, rows_max=ROWS_MAX), objects=hand.line.objects)
+
+
+@asynccontextmanager
+async def other_connection(url: str) -> AsyncIterator[asyncpg.Connection]:
+    connection = await asyncpg.connect(url)
+    try:
+        yield connection
+    finally:
+        await connection.close()
 
 
 @pytest.fixture(scope="module")
@@ -180,6 +193,45 @@ async def test_the_original_stays_while_another_job_of_the_image_is_kept(keeper:
     await keeper.age(other_id, 5)
     await keeper.step()
     assert not await hand.line.objects.exists(original_key(image_id))
+
+
+async def test_an_image_whose_two_jobs_went_in_two_sweeps_at_once_goes_in_a_later_one(keeper: Keeper) -> None:
+    hand, raw = keeper.hand, keeper.hand.line.raw
+    job_id, other_id = await hand.ready(), await hand.ready()
+    image_id, other_image = await hand.image_of(job_id), await hand.image_of(other_id)
+    await raw.execute("UPDATE spillway.jobs SET image_id = $2 WHERE id = $1", other_id, image_id)
+    await raw.execute("DELETE FROM spillway.images WHERE id = $1", other_image)
+    await raw.execute("UPDATE spillway.images SET created_at = created_at - interval '1 day' WHERE id = $1", image_id)
+    for _ in range(2):
+        for one_id in (job_id, other_id):
+            await keeper.age(one_id, 50)
+        await keeper.cleaner.expire()
+        await keeper.cleaner.sweep_gone()
+    sql: Any = load_queries("retention.sql")
+    async with (
+        other_connection(hand.line.env["SPILLWAY_DATABASE_URL"]) as connection,
+        connection.transaction(),  # the other janitor's statement, which has not ended yet
+    ):
+        gone = [row["id"] async for row in sql.delete_expired(connection, gone_s=HOUR_S, rows_max=1)]
+        await keeper.cleaner.delete_rows()
+    left = [await keeper.state(one_id) for one_id in (job_id, other_id)]
+    assert (len(gone), left) == (1, [None, None])
+
+    async def image_is_gone() -> bool:
+        await keeper.cleaner.delete_rows()
+        return not await raw.fetchval("SELECT EXISTS (SELECT 1 FROM spillway.images WHERE id = $1)", image_id)
+
+    await until(image_is_gone, what="the image goes too", timeout_s=10)
+
+
+async def test_no_image_with_a_job_and_no_young_one_goes(keeper: Keeper) -> None:
+    kept, young = await keeper.hand.image_of(await keeper.hand.ready()), uuid.uuid4()
+    raw = keeper.hand.line.raw
+    await raw.execute("UPDATE spillway.images SET created_at = created_at - interval '1 day' WHERE id = $1", kept)
+    await raw.execute("INSERT INTO spillway.images (id, owner) VALUES ($1, 'ann')", young)
+    for _ in range(int(await raw.fetchval("SELECT count(*) FROM spillway.images")) // ROWS_MAX + 2):
+        await keeper.cleaner.delete_rows()
+    assert await raw.fetchval("SELECT count(*) FROM spillway.images WHERE id = ANY ($1::uuid[])", [kept, young]) == 2
 
 
 async def test_what_a_message_names_lives_as_long_as_the_message(keeper: Keeper) -> None:

@@ -13,6 +13,7 @@ import pytest
 from app.core.messages import MessageStore
 from contracts.errors import FAILURE_MESSAGES, FAILURE_MESSAGES_RU, FailureCode
 from stack.servers import Servers
+from tests.books import expired
 from tests.edge import api_of, children_of, open_edge
 from tests.jobs_by_hand import IMAGES, JOBS, Hand, open_hand
 from tests.line import until
@@ -113,7 +114,7 @@ async def test_the_message_of_a_failure_is_in_the_language_asked_for(hand: Hand,
 
 async def test_an_expired_job_is_gone_for_its_owner_and_unknown_to_others(hand: Hand) -> None:
     job_id = await hand.ready()
-    await hand.jobs.expire(job_id)
+    await expired(hand.line.raw, job_id)
     own = await hand.read(job_id)
     assert (own.status_code, own.json()["code"]) == (410, "expired")
     foreign = await hand.read(job_id, token=await hand.token_of("ben"))

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -83,6 +84,13 @@ async def test_a_sweep_with_nothing_to_do_reads_next_to_nothing(full: Books) -> 
         assert [row async for row in sweep(full.raw, rows_max=ROWS_MAX, **params)] == []
         read[name] = await rows_read(full) - before
     assert {name: rows for name, rows in read.items() if rows > READ_ROWS_MAX} == {}
+
+
+async def test_a_look_for_images_without_jobs_reads_a_page(full: Books) -> None:
+    before = await rows_read(full)
+    page = await RETENTION.delete_left_images(full.raw, after_id=UUID(int=0), lease_s=0.0, rows_max=ROWS_MAX)
+    assert (page["looked_at"], page["deleted"]) == (ROWS_MAX, 0)
+    assert await rows_read(full) - before <= READ_ROWS_MAX
 
 
 async def test_messages_past_their_time_go_a_bounded_number_at_a_time(full: Books) -> None:

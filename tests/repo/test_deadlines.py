@@ -11,7 +11,7 @@ CLIENTS = frozenset({"_client", "_part_client", "_health", "client"})
 #: What bounds a block of calls in time.
 BOUNDS = frozenset({"_call", "timeout"})
 #: Functions that bound the call they are given.
-BOUNDING = frozenset({"_within_timeout", "_in_time"})
+BOUNDING = frozenset({"_within_timeout", "in_time"})
 CHANNELS = frozenset({"_channel", "channel", "queue", "_queue", "connection", "_connection", "aio_pika", "exchange"})
 #: Bounded as a whole by their caller, which the second test looks at.
 BOUNDED_WHOLE = frozenset({"_declared", "_declare"})

@@ -1,9 +1,14 @@
 """Settings that cannot hold together end the start with the names of the variables."""
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 from pydantic import ValidationError
 
-from app.core.settings import Settings
+from app.core.settings import LIFETIME_S_MAX, Settings
+
+LAST_MOMENT = datetime(2200, 1, 1, tzinfo=UTC)
+DURATIONS = [name for name in Settings.model_fields if name.endswith(("_s", "_s_max"))]
 
 
 @pytest.mark.parametrize(
@@ -24,3 +29,15 @@ def test_settings_that_contradict_each_other_are_refused_by_name(values: dict[st
 
 def test_a_key_may_live_exactly_as_long_as_its_job_is_kept() -> None:
     assert Settings.model_validate({"key_lifetime_s": 99.0, "cancelled_keep_s": 99.0}).key_lifetime_s == 99.0
+
+
+@pytest.mark.parametrize("name", DURATIONS)
+@pytest.mark.parametrize("value", ["1e12", "inf", "nan"])
+def test_every_duration_has_an_end(name: str, value: str) -> None:
+    with pytest.raises(ValidationError, match=name):
+        Settings.model_validate({name: value})
+
+
+def test_the_longest_lifetime_fits_behind_any_moment_of_today() -> None:
+    assert len(DURATIONS) > 30
+    assert LAST_MOMENT + 2 * timedelta(seconds=LIFETIME_S_MAX) < datetime.max.replace(tzinfo=UTC)

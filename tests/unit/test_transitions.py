@@ -4,10 +4,12 @@ from collections import Counter
 
 import pytest
 
-from contracts.jobs import FINAL, TRANSITIONS, UNFINISHED, Event, JobState
+from contracts.jobs import FINAL, TRANSITIONS, Event, JobState
 
 ARROWS = {(arrow.state, arrow.event): arrow.next_state for arrow in TRANSITIONS}
 S = JobState
+#: States that hold a place in the admission books.
+UNFINISHED = frozenset({S.UPLOADING, S.QUEUED, S.PROCESSING, S.CANCELLING})
 
 
 def next_states(state: JobState) -> set[JobState]:

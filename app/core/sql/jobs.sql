@@ -106,11 +106,6 @@ SELECT spillway.cancel(:job_id, :owner);
 -- failed to queued under the same id within every bound of an upload, noted in the audit; the answer is a ReplayOutcome.
 SELECT spillway.replay(:job_id, :jobs_max, :staging_bytes_max, :owner_jobs_max, :job_deadline_s, :who);
 
--- name: expire$
--- ready, failed or cancelled to expired; true when the state moved.
-UPDATE spillway.jobs SET state = 'expired' WHERE id = :job_id AND state IN ('ready', 'failed', 'cancelled')
-RETURNING true;
-
 -- name: find_job^
 -- What an owner may see of a job; reservations and dropped ones are nobody's.
 SELECT v.id, v.image_id, v.owner, v.state, v.version, v.accepted_at, v.finished_at, v.kept_from, v.error_code, v.variants,

@@ -38,13 +38,14 @@ WHERE c.id = 0
 RETURNING c.slots, c.jobs_per_s;
 
 -- name: snapshot^
--- What admission decides on and readiness tells: books, capacity, and who is alive.
+-- What admission decides on and readiness tells: books, capacity, who is alive, and whether anything can be written.
 SELECT g.jobs_held, g.staging_bytes, g.failed_source_bytes, c.slots, c.jobs_per_s,
     (SELECT count(*) FROM spillway.processes p WHERE p.role = 'worker' AND p.broker_ok
         AND p.seen_at > clock_timestamp() - make_interval(secs => :seen_s)) AS workers,
     (SELECT count(*) FROM spillway.processes p WHERE p.role = 'relay' AND p.broker_ok
         AND p.seen_at > clock_timestamp() - make_interval(secs => :seen_s)) AS relays,
     (SELECT count(*) FROM spillway.processes p WHERE p.role = 'janitor'
-        AND p.seen_at > clock_timestamp() - make_interval(secs => :seen_s)) AS janitors
+        AND p.seen_at > clock_timestamp() - make_interval(secs => :seen_s)) AS janitors,
+    pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean AS read_only
 FROM spillway.gate g CROSS JOIN spillway.capacity c
 WHERE g.id = 0 AND c.id = 0;

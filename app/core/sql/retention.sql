@@ -46,6 +46,21 @@ WITH due AS (
 )
 DELETE FROM spillway.jobs j USING due WHERE j.id = due.id RETURNING j.id;
 
+-- name: delete_left_images^
+-- Images of the next page of ids without any job: two sweeps at once each saw the other's job. None ever gets one again.
+WITH page AS MATERIALIZED (
+    SELECT i.id, i.created_at < statement_timestamp() - make_interval(secs => :lease_s)
+        AND (SELECT 1 FROM spillway.jobs j WHERE j.image_id = i.id LIMIT 1) IS NULL AS alone
+    FROM spillway.images i WHERE i.id > CAST(:after_id AS uuid) ORDER BY i.id LIMIT :rows_max
+), gone AS (
+    DELETE FROM spillway.images WHERE id IN (
+        SELECT i.id FROM spillway.images i WHERE i.id = ANY (ARRAY(SELECT id FROM page WHERE alone))
+        ORDER BY i.id FOR UPDATE SKIP LOCKED)
+    RETURNING id
+)
+SELECT (SELECT count(*) FROM page) AS looked_at, (SELECT id FROM page ORDER BY id DESC LIMIT 1) AS last_id,
+    (SELECT count(*) FROM gone) AS deleted;
+
 -- name: delete_expired_keys
 -- Keys past their lifetime.
 DELETE FROM spillway.idempotency_keys

@@ -12,6 +12,12 @@ ORDER BY j.parked_at, j.id LIMIT :rows_max;
 -- How many jobs are parked, up to a limit.
 SELECT count(*) FROM (SELECT 1 FROM spillway.jobs WHERE parked_at IS NOT NULL LIMIT :rows_max) AS parked;
 
+-- name: is_version_served$
+-- Whether a live worker serves a version of the pipeline.
+SELECT EXISTS (SELECT 1 FROM spillway.processes p WHERE p.role = 'worker'
+    AND p.seen_at > clock_timestamp() - make_interval(secs => :seen_s)
+    AND CAST(:pipeline_version AS integer) = ANY (p.pipeline_versions));
+
 -- name: announce_parked
 -- Parked jobs that a live worker serves go to the outbox and are parked no more.
 SELECT job_id FROM spillway.announce_parked(:seen_s, :rows_max);
