@@ -46,6 +46,8 @@ def up(
         with console.status("starting") as line:
             state = up_detached(options, progress=lambda text: line.update(text or "starting"))
         console.print(f"ready: {state.url} (`spillway status` shows more)", highlight=False)
+        if not state.url.endswith(f":{port}"):
+            console.print(f"It ran already, so port {port} is not used: `spillway down` it first.", highlight=False)
         return
     _run(console, options)
 

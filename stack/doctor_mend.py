@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from app.core.backlog import Backlog
-from app.core.jobstore import JobStore
+from app.core.jobstore import Claim, JobStore
 from app.core.objects import DELETE_KEYS_MAX, ObjectStore
 from app.core.versions import ReprocessOutcome, ReprocessTerms, Versions
 from contracts.errors import FailureCode
@@ -143,16 +143,24 @@ class Hand:
             )
             if claim is None:
                 continue
-            if await self._tools.objects.exists(staging_key(job_id)):
-                # It is there after all: as if nothing had been.
-                await jobs.retry(
-                    job_id, claim_token=claim.claim_token, delay_s=0.0, attempt_spent=False, attempts_max=1
-                )
+            if await self._source_is_back(claim):
                 continue
-            await jobs.fail(job_id, claim_token=claim.claim_token, code=FailureCode.SOURCE_MISSING)
-            await self._tools.backlog.give_bytes_back([job_id])
-            mended.add(difference)
+            if await jobs.fail(job_id, claim_token=claim.claim_token, code=FailureCode.SOURCE_MISSING) is not None:
+                await self._tools.backlog.give_bytes_back([job_id])
+                mended.add(difference)
         return mended
+
+    async def _source_is_back(self, claim: Claim) -> bool:
+        """Hand the claim back when the source is there after all, or the store does not say: as if nothing had been."""
+        back = True
+        try:
+            back = await self._tools.objects.exists(staging_key(claim.job_id))
+        finally:
+            if back:
+                await self._tools.jobs.retry(
+                    claim.job_id, claim_token=claim.claim_token, delay_s=0.0, attempt_spent=False, attempts_max=1
+                )
+        return back
 
     async def _give_up_source(self, found: Sequence[Difference]) -> set[Difference]:
         mended: set[Difference] = set()

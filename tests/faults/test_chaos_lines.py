@@ -72,13 +72,13 @@ async def test_a_database_behind_a_half_open_line_is_an_unavailable_database_unt
     )
     queries = load_queries("janitor.sql")
     try:
-        assert await database.many(queries.backlog) == []
+        assert await database.one(queries.gauges) is not None
         proxy.set_mode(LineMode.HELD)
         for _ in range(3):
             with pytest.raises(DatabaseUnavailableError):
-                await database.many(queries.backlog)
+                await database.one(queries.gauges)
         proxy.set_mode(LineMode.OPEN)
-        assert await database.many(queries.backlog) == []
+        assert await database.one(queries.gauges) is not None
     finally:
         await database.close()
         await proxy.close()

@@ -2,8 +2,10 @@
 
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+import pytest
 
 from stack.identity import wait_gone
 from stack.ports import weed_sockets
@@ -11,6 +13,15 @@ from stack.state import StateFile
 from tests.integration.test_stack import WAIT_S, Stack, stack_in, until
 
 
+@pytest.fixture
+def hangups_count() -> Iterator[None]:
+    """Undo what `nohup` in front of the tests makes every child inherit: that SIGHUP is ignored."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hangups_count")
 def test_supervision_outlives_a_lost_state_a_server_that_hangs_and_a_full_disk(
     environment: Mapping[str, str], fresh_env: Mapping[str, str], tmp_path: Path
 ) -> None:
