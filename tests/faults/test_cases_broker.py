@@ -43,6 +43,15 @@ def sessions_of(worker: RoleProcess) -> int:
     return log_of(worker).count("worker.consuming")
 
 
+async def wait_sessions(workers: list[RoleProcess], *, count: int) -> None:
+    """Return when each worker has begun to consume so often."""
+
+    async def consuming() -> bool:
+        return all(sessions_of(worker) >= count for worker in workers)
+
+    await until(consuming, what="every worker consumes")
+
+
 def children_of(worker: RoleProcess) -> list[int]:
     return [child.pid for child in psutil.Process(worker.pid).children()]
 
@@ -195,8 +204,10 @@ async def test_no_worker_gets_more_than_its_prefetch_before_and_after_the_broker
     workers = [line.roles.spawn("worker", name=own_name(), env=settings) for _ in range(2)]
     for worker in workers:
         await asyncio.to_thread(worker.wait_live)
+    await wait_sessions(workers, count=1)  # else the first to consume may take all there is
     before = await watch_until_ready(line, await line.accepted(range(30)))
     await asyncio.to_thread(servers.rabbit.restart)
+    await wait_sessions(workers, count=2)
     after = await watch_until_ready(line, await line.accepted(range(100, 130)))
     for watch in (before, after):
         assert len(watch.most) == len(workers)
