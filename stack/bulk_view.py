@@ -7,14 +7,15 @@ from collections.abc import Collection, Mapping, Sequence
 from uuid import UUID
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
 
 from stack.bulk import Ending
 
 
-def bar_on(console: Console) -> Progress:
-    """Return a bar that is gone when it has ended."""
+def bar_on(console: Console, *first: ProgressColumn) -> Progress:
+    """Return a bar, behind other columns if need be, that is gone when it has ended."""
     return Progress(
+        *first,
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),

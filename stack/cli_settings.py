@@ -8,7 +8,8 @@ import re
 from collections.abc import Collection, Iterable, Mapping, MutableMapping
 from typing import Any
 
-PREFIX = "SPILLWAY_"
+from app.core.settings import PREFIX
+
 TOKEN_VARIABLE = "SPILLWAY_TOKEN"  # noqa: S105 - the name of the variable
 URL_VARIABLE = "SPILLWAY_URL"
 

@@ -13,12 +13,13 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import SpinnerColumn
 from rich.table import Table
 
 from app.client import submit_files
 from app.submission import Progress as Step
 from app.submission import Submission, checked_url, clashing_names, sendable_token
+from stack.bulk_view import bar_on
 from stack.cli_settings import TOKEN_VARIABLE, URL_VARIABLE, own_environment
 from stack.errors import EnvironmentUnfitError
 from stack.state import StateFile
@@ -58,7 +59,7 @@ def submit(
         _check_folder(save, files)
     console = Console(stderr=True)
     console.print(f"to {where}", highlight=False, markup=False, soft_wrap=True)
-    with _progress(console) as progress:
+    with bar_on(console, SpinnerColumn()) as progress:
         bar = progress.add_task("files", total=len(files))
 
         def show(step: Step) -> None:
@@ -130,19 +131,6 @@ def _check_folder(folder: Path, files: list[Path]) -> None:
             pass
     except OSError as error:
         raise typer.BadParameter(f"results cannot be saved in {folder}: {error.strerror}") from None
-
-
-def _progress(console: Console) -> Progress:
-    return Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
 
 
 def _table(done: list[Submission]) -> Table:

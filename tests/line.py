@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aio_pika
+import aioboto3
 import asyncpg
 import httpx
 import numpy as np
@@ -47,6 +48,17 @@ def photo(seed: int, *, width: int = 400, height: int = 300) -> bytes:
     out = io.BytesIO()
     Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(out, "JPEG", quality=85)
     return out.getvalue()
+
+
+def store_client(env: Mapping[str, str]) -> Any:
+    """Return a client of the store that is none of the product's, to be entered."""
+    return aioboto3.Session().client(
+        "s3",
+        endpoint_url=env["SPILLWAY_S3_ENDPOINT_URL"],
+        aws_access_key_id=env["SPILLWAY_S3_ACCESS_KEY"],
+        aws_secret_access_key=env["SPILLWAY_S3_SECRET_KEY"],
+        region_name=env["SPILLWAY_S3_REGION"],
+    )
 
 
 async def until(condition: Callable[[], Awaitable[Any]], *, timeout_s: float = FINAL_S_MAX, what: str) -> Any:
@@ -199,8 +211,10 @@ async def token_store(env: Mapping[str, str]) -> AsyncIterator[TokenStore]:
             statement_timeout_s=5.0,
         )
     )
-    yield TokenStore(database)
-    await database.close()
+    try:
+        yield TokenStore(database)
+    finally:
+        await database.close()
 
 
 @asynccontextmanager

@@ -10,6 +10,7 @@ from typing import assert_never
 from uuid import UUID
 
 from app.core import telemetry
+from app.core.cancels import is_cancelled
 from app.core.clock import Monotonic
 from app.core.crashpoints import Crasher
 from app.core.jobstore import Claim, JobStore
@@ -177,7 +178,7 @@ class Life:
         except asyncio.CancelledError:
             # Set by `interrupt` while the attempt ran; without it, or beside it, the cancel was meant for this slot.
             interrupted_by: Outcome | None = held.interrupted_by
-            if interrupted_by is None or _is_cancelled():
+            if interrupted_by is None or is_cancelled():
                 raise
             return interrupted_by
         except Exception:  # outermost guard of one job: an unforeseen fault costs an attempt, not the worker
@@ -244,8 +245,3 @@ def _event(outcome: Outcome, state: JobState | None) -> str:
     if state is JobState.QUEUED and isinstance(outcome, HandBack):
         return "job.handed_back"
     return EVENTS[state]
-
-
-def _is_cancelled() -> bool:
-    own = asyncio.current_task()
-    return own is not None and own.cancelling() > 0

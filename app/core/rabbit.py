@@ -22,6 +22,7 @@ from aiormq.exceptions import AMQPException as AiormqException
 from pydantic import ValidationError
 from yarl import URL
 
+from app.core.cancels import is_cancelled
 from app.core.settings import Settings
 from app.core.telemetry import ServerWatch
 from contracts.limits import DELIVERIES_MAX
@@ -318,8 +319,7 @@ async def in_time(call: Awaitable[_T], *, timeout_s: float) -> _T:
 
 
 def _raise_if_cancelled(cause: BaseException | None) -> None:
-    waiter = asyncio.current_task()
-    if waiter is not None and waiter.cancelling():
+    if is_cancelled():
         raise asyncio.CancelledError from cause
 
 

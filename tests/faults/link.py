@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from random import SystemRandom
+from urllib.parse import urlsplit
 
 from stack.ports import free_port
 
@@ -60,9 +61,12 @@ class Link:
 
 
 @asynccontextmanager
-async def link_to(port: int) -> AsyncIterator[tuple[Link, int]]:
-    """Give a link to a local port, and its own port."""
-    link = Link(port)
+async def link_to(url: str) -> AsyncIterator[tuple[Link, str]]:
+    """Give a link to a local server, and the server's URL through it."""
+    parts = urlsplit(url)
+    assert parts.port is not None
+    link = Link(parts.port)
     async with await asyncio.start_server(link.accept, "127.0.0.1", free_port((), SystemRandom())) as server:
-        yield link, server.sockets[0].getsockname()[1]
+        own_port = server.sockets[0].getsockname()[1]
+        yield link, parts._replace(netloc=parts.netloc.replace(f":{parts.port}", f":{own_port}")).geturl()
         await link.close()

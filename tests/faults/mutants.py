@@ -13,8 +13,6 @@ from pathlib import Path
 
 import asyncpg
 
-from app.core.postgres import PoolSettings, open_database
-from app.core.tokens import TokenStore
 from contracts.jobs import JobState
 from stack.chaos_collect import Watch, open_watch, settles_of
 from stack.chaos_gather import Seen, gather
@@ -28,7 +26,7 @@ from stack.proxy import LineMode
 from stack.roles import Roles
 from stack.servers import DATABASE_VARIABLE, Servers
 from stack.state import LOG_FOLDER
-from tests.line import QUICK, photo, until
+from tests.line import QUICK, photo, token_store, until
 
 OWNER = "ann"
 #: A bound that a handful of uploads reaches.
@@ -224,16 +222,5 @@ async def open_story(
 
 
 async def _token(env: Mapping[str, str]) -> str:
-    database = await open_database(
-        PoolSettings(
-            url=env[DATABASE_VARIABLE],
-            application_name="test",
-            connections_max=1,
-            acquire_timeout_s=5.0,
-            statement_timeout_s=5.0,
-        )
-    )
-    try:
-        return (await TokenStore(database).create(owner=OWNER))[1]
-    finally:
-        await database.close()
+    async with token_store(env) as tokens:
+        return (await tokens.create(owner=OWNER))[1]

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from urllib.parse import urlsplit, urlunsplit
 
 import aio_pika
 import psutil
@@ -44,11 +43,8 @@ async def alarm(servers: Servers, name: str) -> AsyncIterator[None]:
 @asynccontextmanager
 async def broker_link(line: Line) -> AsyncIterator[tuple[Link, dict[str, str]]]:
     """Give a link to the broker and what a role is told to use it."""
-    parts = urlsplit(line.env["SPILLWAY_BROKER_URL"])
-    assert parts.port is not None
-    async with link_to(parts.port) as (link, port):
-        netloc = f"{parts.username}:{parts.password}@127.0.0.1:{port}"
-        yield link, {"SPILLWAY_BROKER_URL": urlunsplit(parts._replace(netloc=netloc)), **SOON}
+    async with link_to(line.env["SPILLWAY_BROKER_URL"]) as (link, url):
+        yield link, {"SPILLWAY_BROKER_URL": url, **SOON}
 
 
 async def waiting_rows(line: Line) -> int:

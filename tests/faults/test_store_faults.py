@@ -4,10 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from urllib.parse import urlsplit
 
 import aio_pika
-import aioboto3
 import pytest
 
 from app.core.objects import PROBE_TIMEOUT_S
@@ -23,7 +21,7 @@ from tests.faults.prompt import (
     wait_accepting,
     wait_component,
 )
-from tests.line import Line, until
+from tests.line import Line, store_client, until
 from worker.pipeline import HAND_BACKS_MAX
 
 SILENT_SOON = {"SPILLWAY_S3_TIMEOUT_S": "2"}
@@ -124,10 +122,8 @@ async def messages_once_unheard(line: Line) -> int:
 
 
 async def test_a_slow_store_slows_uploads_and_jobs_and_fails_none(line: Line) -> None:
-    parts = urlsplit(line.env["SPILLWAY_S3_ENDPOINT_URL"])
-    assert parts.port is not None
-    async with link_to(parts.port) as (link, port):
-        through = {"SPILLWAY_S3_ENDPOINT_URL": f"http://127.0.0.1:{port}"}
+    async with link_to(line.env["SPILLWAY_S3_ENDPOINT_URL"]) as (link, url):
+        through = {"SPILLWAY_S3_ENDPOINT_URL": url}
         await line.start("api", "relay", "worker", "janitor", **through)
         link.delay_s = 0.3
         assert await codes_of_uploads(line, 6) == {"accepted": 6}
@@ -137,10 +133,8 @@ async def test_a_slow_store_slows_uploads_and_jobs_and_fails_none(line: Line) ->
 
 
 async def test_a_store_whose_answers_are_lost_is_a_prompt_refusal_and_leaves_no_object(line: Line) -> None:
-    parts = urlsplit(line.env["SPILLWAY_S3_ENDPOINT_URL"])
-    assert parts.port is not None
-    async with link_to(parts.port) as (link, port):
-        through = {"SPILLWAY_S3_ENDPOINT_URL": f"http://127.0.0.1:{port}", **SILENT_SOON}
+    async with link_to(line.env["SPILLWAY_S3_ENDPOINT_URL"]) as (link, url):
+        through = {"SPILLWAY_S3_ENDPOINT_URL": url, **SILENT_SOON}
         await line.start("api", "relay", "worker", "janitor", **through)
         await line.wait_ready(await line.accepted([1]))
         link.mute = True
@@ -156,14 +150,12 @@ async def test_a_store_whose_answers_are_lost_is_a_prompt_refusal_and_leaves_no_
 async def test_cuts_that_a_probe_does_not_meet_spend_an_attempt_only_when_they_go_on_and_on(
     line: Line, claims_before: int, *, spends: bool
 ) -> None:
-    parts = urlsplit(line.env["SPILLWAY_S3_ENDPOINT_URL"])
-    assert parts.port is not None
-    async with link_to(parts.port) as (link, port):
+    async with link_to(line.env["SPILLWAY_S3_ENDPOINT_URL"]) as (link, url):
         await line.start("api")
         (job_id,) = await line.accepted([1])
         await line.raw.execute("UPDATE spillway.jobs SET claim_token = $1", claims_before)
         link.cut_at = b"/thumb"
-        through = {"SPILLWAY_S3_ENDPOINT_URL": f"http://127.0.0.1:{port}", "SPILLWAY_RETRY_BASE_S": "0.1"}
+        through = {"SPILLWAY_S3_ENDPOINT_URL": url, "SPILLWAY_RETRY_BASE_S": "0.1"}
         await line.start("relay", "worker", "janitor", **through)
 
         async def claimed_again() -> bool:
@@ -178,13 +170,11 @@ async def test_cuts_that_a_probe_does_not_meet_spend_an_attempt_only_when_they_g
 
 
 async def test_a_store_slower_than_a_health_probe_allows_is_still_worked_with(line: Line) -> None:
-    parts = urlsplit(line.env["SPILLWAY_S3_ENDPOINT_URL"])
-    assert parts.port is not None
-    async with link_to(parts.port) as (link, port):
+    async with link_to(line.env["SPILLWAY_S3_ENDPOINT_URL"]) as (link, url):
         await line.start("api")
         (job_id,) = await line.accepted([1])
         link.delay_s = PROBE_TIMEOUT_S / 2  # there and back, for a write and a read: at least twice what a probe has
-        await line.start("relay", "worker", SPILLWAY_S3_ENDPOINT_URL=f"http://127.0.0.1:{port}")
+        await line.start("relay", "worker", SPILLWAY_S3_ENDPOINT_URL=url)
         await line.wait_ready([job_id])
 
 
@@ -193,14 +183,7 @@ async def test_a_store_that_has_lost_the_bucket_has_it_made_again(line: Line) ->
     bucket = line.env["SPILLWAY_BROKER_PREFIX"]
     await line.start("api", "relay", "worker", "janitor", SPILLWAY_S3_BUCKET=bucket)
     await wait_accepting(line)
-    client = aioboto3.Session().client(
-        "s3",
-        endpoint_url=line.env["SPILLWAY_S3_ENDPOINT_URL"],
-        aws_access_key_id=line.env["SPILLWAY_S3_ACCESS_KEY"],
-        aws_secret_access_key=line.env["SPILLWAY_S3_SECRET_KEY"],
-        region_name=line.env["SPILLWAY_S3_REGION"],
-    )
-    async with client as store:
+    async with store_client(line.env) as store:
         await line.wait_ready([*line.sources])
         kept = (await store.list_objects_v2(Bucket=bucket))["Contents"]
         await store.delete_objects(Bucket=bucket, Delete={"Objects": [{"Key": entry["Key"]} for entry in kept]})

@@ -17,7 +17,6 @@ from random import SystemRandom
 from typing import Any
 
 import aio_pika
-import aioboto3
 import asyncpg
 import psutil
 
@@ -26,6 +25,7 @@ from stack.ports import LOOPBACK, free_port
 from stack.server import LocalServer
 from stack.servers import Servers
 from stack.state import STACK_VARIABLE, FolderLock, StackState, StateFile
+from tests.line import store_client
 
 PROJECT = Path(__file__).parents[2]
 #: The promise is 25 s; a test machine that is busy with something else gets this much.
@@ -122,7 +122,7 @@ async def put_everywhere(env: Mapping[str, str], text: str) -> None:
     await connection.execute("CREATE TABLE IF NOT EXISTS kept (text text)")
     await connection.execute("INSERT INTO kept VALUES ($1)", text)
     await connection.close()
-    async with bucket(env) as client:
+    async with store_client(env) as client:
         await client.put_object(Bucket=env["SPILLWAY_S3_BUCKET"], Key="kept", Body=text.encode())
     async with await aio_pika.connect(env["SPILLWAY_BROKER_URL"]) as broker:
         channel = await broker.channel(publisher_confirms=True)
@@ -136,7 +136,7 @@ async def read_everywhere(env: Mapping[str, str]) -> tuple[str, str, str]:
     connection = await asyncpg.connect(env["SPILLWAY_DATABASE_URL"])
     row = await connection.fetchval("SELECT text FROM kept")
     await connection.close()
-    async with bucket(env) as client:
+    async with store_client(env) as client:
         answer = await client.get_object(Bucket=env["SPILLWAY_S3_BUCKET"], Key="kept")
         stored = (await answer["Body"].read()).decode()
     async with await aio_pika.connect(env["SPILLWAY_BROKER_URL"]) as broker:
@@ -145,16 +145,6 @@ async def read_everywhere(env: Mapping[str, str]) -> tuple[str, str, str]:
         message = await queue.get(timeout=WAIT_S)
         assert message is not None
         return row, stored, message.body.decode()  # not acked: it stays
-
-
-def bucket(env: Mapping[str, str]) -> Any:
-    return aioboto3.Session().client(
-        "s3",
-        endpoint_url=env["SPILLWAY_S3_ENDPOINT_URL"],
-        aws_access_key_id=env["SPILLWAY_S3_ACCESS_KEY"],
-        aws_secret_access_key=env["SPILLWAY_S3_SECRET_KEY"],
-        region_name=env["SPILLWAY_S3_REGION"],
-    )
 
 
 def test_what_the_servers_keep_survives_a_kill_of_all_of_them(servers: Servers, fresh_env: Mapping[str, str]) -> None:
